@@ -1,0 +1,1 @@
+"""What an adapter is: identity, PEFT format, validation, content store, registry."""

@@ -1,0 +1,1 @@
+"""HTTP: OpenAI and admin routes, keys, tenants, routing to engines, metrics, command line."""

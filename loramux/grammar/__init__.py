@@ -1,0 +1,1 @@
+"""Constraints: coverage, compilation, matchers, token bitmasks."""

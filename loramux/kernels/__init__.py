@@ -1,0 +1,1 @@
+"""One file per operation and device. Knows shapes, not models."""

@@ -1,0 +1,1 @@
+"""Adapters on a device: host cache, slots, the batched application inside linear layers."""
