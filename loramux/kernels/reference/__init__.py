@@ -1,0 +1,1 @@
+"""Every operation in plain torch: the definition that the native kernels must agree with."""

@@ -1,0 +1,62 @@
+"""The reference implementation of `kernels.ops.Ops`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from loramux.kernels.ops import AttentionBatch, LoraTerm
+from loramux.kernels.reference.apply_bitmask import apply_bitmask
+from loramux.kernels.reference.kv_cache import write_kv
+from loramux.kernels.reference.lora import lora
+from loramux.kernels.reference.paged_attention import AttentionPlan, paged_attention, plan_attention
+from loramux.kernels.reference.rms_norm import rms_norm
+from loramux.kernels.reference.rope import rope
+from loramux.kernels.reference.silu_mul import silu_mul
+
+
+class ReferenceOps:
+    """Runs on any device. Keeps the attention plan of the last batch, since every layer of a step asks for the same one."""
+
+    name = "reference"
+
+    def __init__(self) -> None:
+        self._planned: tuple[AttentionBatch, int, int | None, AttentionPlan] | None = None
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return rms_norm(x, weight, eps)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return silu_mul(gate_up)
+
+    def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        return rope(x, cos, sin)
+
+    def write_kv(self, k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_slots: torch.Tensor) -> None:
+        write_kv(k, v, k_cache, v_cache, kv_slots)
+
+    def paged_attention(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        batch: AttentionBatch,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        return paged_attention(q, k_cache, v_cache, self._plan(batch, k_cache.shape[1], window), scale)
+
+    def lora(self, y: torch.Tensor, x: torch.Tensor, terms: Sequence[LoraTerm]) -> None:
+        lora(y, x, terms)
+
+    def apply_bitmask(self, logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
+        apply_bitmask(logits, bitmask, rows)
+
+    def _plan(self, batch: AttentionBatch, block_size: int, window: int | None) -> AttentionPlan:
+        planned = self._planned
+        if planned is not None and planned[0] is batch and planned[1:3] == (block_size, window):
+            return planned[3]
+        plan = plan_attention(batch, block_size, window)
+        self._planned = (batch, block_size, window, plan)
+        return plan
