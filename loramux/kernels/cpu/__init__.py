@@ -1,0 +1,1 @@
+"""Operations in C++ for the CPU: one file per operation, each compiled for several instruction sets and dispatched at run time."""

@@ -1,0 +1,20 @@
+// The instruction sets a native operation may be compiled for. Every machine runs SCALAR.
+#pragma once
+
+#include <vector>
+
+#if defined(__x86_64__)
+#define LORAMUX_X86 1
+#define LORAMUX_TARGET(isa) __attribute__((target(isa)))
+#endif
+
+namespace loramux {
+
+enum class Isa { SCALAR, AVX2, AVX512 };
+
+// What this machine runs, slowest first.
+const std::vector<Isa>& supported_isas();
+
+bool is_supported(Isa isa);
+
+}  // namespace loramux

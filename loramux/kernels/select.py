@@ -1,0 +1,24 @@
+"""Chooses who implements the operations, once, at start. Nothing after it asks which device it is on."""
+
+from __future__ import annotations
+
+import logging
+
+from loramux.kernels.ops import Ops
+from loramux.kernels.reference.ops import ReferenceOps
+
+log = logging.getLogger(__name__)
+
+
+def select_ops(device: str) -> Ops:
+    """The fastest operations for a torch device: native ones on a CPU, the torch reference where there are none."""
+    return _cpu_ops() if device == "cpu" else ReferenceOps()
+
+
+def _cpu_ops() -> Ops:
+    try:
+        from loramux.kernels.cpu.ops import CpuOps
+    except ImportError as error:
+        log.warning("the native CPU kernels are not built, running on the torch reference; install again with a C++ compiler (%s)", error)
+        return ReferenceOps()
+    return CpuOps()
