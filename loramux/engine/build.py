@@ -1,0 +1,126 @@
+"""Puts an engine together from its settings: checkpoint, model, KV blocks, adapters, grammars."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+
+from loramux.adapters.types import BaseDescription
+from loramux.engine.checkpoint import Checkpoint, open_checkpoint
+from loramux.engine.config import EngineConfig
+from loramux.engine.core import EngineCore
+from loramux.engine.detokenize import TextStream
+from loramux.engine.model.decoder import DecoderModel
+from loramux.engine.model.load import load_model
+from loramux.engine.prefix import BLOCK_SIZE
+from loramux.engine.runner import ModelRunner
+from loramux.engine.types import EngineInfo, GenerationRequest
+from loramux.errors import StartupFailed
+from loramux.grammar.service import WorkerGrammarService
+from loramux.kernels.select import select_ops
+from loramux.lora.host_cache import HostCache
+from loramux.lora.load import load_host_adapter
+from loramux.lora.types import HostAdapter
+
+log = logging.getLogger(__name__)
+
+GIB = 1 << 30
+
+FetchAdapter = Callable[[str], tuple[bytes, bytes]]
+"""Digest to (adapter_config.json, adapter_model.safetensors). Blocking; called from a loader thread. Raises `LoramuxError`."""
+
+
+def build_core(config: EngineConfig, fetch_adapter: FetchAdapter, wake: Callable[[], None]) -> EngineCore:
+    """Load everything and probe it with one step. Raises `StartupFailed`."""
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    device = _device(config.device)
+    ops = select_ops(device)
+    checkpoint = open_checkpoint(config.model, Path(config.data_dir) / "checkpoints")
+    grammars = WorkerGrammarService(checkpoint.files_dir / "tokenizer.json", checkpoint.vocab_size, checkpoint.eos_token_ids)
+    model = load_model(checkpoint, device, config.dtype, ops)
+    num_blocks = _num_blocks(config, model)
+    base = _describe(config, checkpoint, model, num_blocks)
+    info = EngineInfo(
+        engine_id=f"engine-{os.getpid()}",
+        epoch=secrets.token_hex(8),
+        base=base,
+        device=device,
+        kernels=ops.name,
+        block_size=BLOCK_SIZE,
+        num_blocks=num_blocks,
+        kv_capacity_tokens=num_blocks * BLOCK_SIZE,
+        max_loras=config.max_loras,
+        max_num_seqs=config.max_num_seqs,
+    )
+    runner = ModelRunner(model, ops, num_blocks=num_blocks, max_num_seqs=config.max_num_seqs)
+
+    def load_adapter(digest: str) -> HostAdapter:
+        adapter_config, tensors = fetch_adapter(digest)
+        return load_host_adapter(digest, adapter_config, tensors, model.sites, model.modules, model.dtype)
+
+    tokenizer = Tokenizer.from_file(str(checkpoint.files_dir / "tokenizer.json"))
+    return EngineCore(
+        info,
+        runner=runner,
+        text_factory=lambda request: TextStream(tokenizer, request.sampling.stop),
+        grammars=grammars,
+        adapters=HostCache(int(config.lora_host_gib * GIB), load_adapter),
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        wake=wake,
+    )
+
+
+def _device(device: str) -> str:
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise StartupFailed("--device cuda: no CUDA device is available; use --device cpu")
+    return device
+
+
+def _num_blocks(config: EngineConfig, model: DecoderModel) -> int:
+    """How many KV blocks the memory budget holds."""
+    kv_bytes = config.kv_cache_gib * GIB if config.kv_cache_gib is not None else min(4 * GIB, _memory_bytes() / 8)
+    itemsize = torch.empty((), dtype=model.dtype).element_size()
+    shape = model.config
+    block_bytes = 2 * shape.num_layers * BLOCK_SIZE * shape.num_kv_heads * shape.head_dim * itemsize
+    return int(kv_bytes // block_bytes)
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _describe(config: EngineConfig, checkpoint: Checkpoint, model: DecoderModel, num_blocks: int) -> BaseDescription:
+    return BaseDescription(
+        digest=checkpoint.digest,
+        tokenizer_digest=checkpoint.tokenizer_digest,
+        name=config.name or checkpoint.name,
+        model_type=str(checkpoint.config["model_type"]),
+        vocab_size=model.config.vocab_size,
+        max_model_len=_max_model_len(config.max_model_len, model.config.max_position_embeddings, num_blocks * BLOCK_SIZE),
+        dtype=str(model.dtype).removeprefix("torch."),
+        eos_token_ids=checkpoint.eos_token_ids,
+        max_lora_rank=config.max_lora_rank,
+        modules=model.modules,
+    )
+
+
+def _max_model_len(asked: int | None, of_checkpoint: int, kv_capacity_tokens: int) -> int:
+    """What is asked for, or all that the checkpoint allows and the KV blocks hold. Raises `StartupFailed` where what is asked won't fit."""
+    if kv_capacity_tokens < 2 * BLOCK_SIZE:
+        raise StartupFailed(f"the KV cache holds only {kv_capacity_tokens} tokens; raise --kv-cache-gib")
+    if asked is None:
+        return min(of_checkpoint, kv_capacity_tokens)
+    if asked > of_checkpoint:
+        raise StartupFailed(f"--max-model-len {asked} is more than the checkpoint's {of_checkpoint}")
+    if asked > kv_capacity_tokens:
+        raise StartupFailed(f"--max-model-len {asked} is more than the KV cache holds ({kv_capacity_tokens} tokens); raise --kv-cache-gib")
+    return asked

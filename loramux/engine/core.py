@@ -1,0 +1,252 @@
+"""The engine without its socket: requests in, outputs out, a step at a time.
+
+A request is first prepared, off the step: its grammar is compiled and its adapter brought to host memory, while everyone else keeps
+running. Then the scheduler has it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from loramux.engine.block_pool import BlockPool
+from loramux.engine.plan import StepPlan, StepResult
+from loramux.engine.prefix import root_key
+from loramux.engine.scheduler import Scheduler, TextFactory
+from loramux.engine.sequence import RequestState
+from loramux.engine.types import EngineInfo, EngineStats, GenerationRequest, RequestEnd, TokenDelta
+from loramux.errors import ContextLengthExceeded, EngineFailed, Failure, InvalidRequest, LoramuxError
+from loramux.grammar.types import CompiledGrammar, GrammarService
+from loramux.lora.host_cache import HostCache
+from loramux.lora.slots import SlotTable
+from loramux.lora.types import HostAdapter
+
+log = logging.getLogger(__name__)
+
+
+class Runner(Protocol):
+    """Computes a step. `runner.ModelRunner` is the real one."""
+
+    def run(self, plan: StepPlan) -> StepResult: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class CoreOutputs:
+    """What happened since it was last taken."""
+
+    admitted: list[str] = field(default_factory=list)
+    deltas: list[TokenDelta] = field(default_factory=list)
+    ends: list[RequestEnd] = field(default_factory=list)
+
+
+@dataclass
+class _Preparation:
+    """A request whose grammar or adapter is not there yet."""
+
+    request: GenerationRequest
+    arrival: int
+    grammar: Future[CompiledGrammar] | None
+    adapter: Future[HostAdapter] | None
+    aborted: bool = False
+
+    @property
+    def done(self) -> bool:
+        return all(future.done() for future in (self.grammar, self.adapter) if future is not None)
+
+
+class EngineCore:
+    """Not thread-safe. `wake` is called from other threads when a preparation may have become complete."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        *,
+        runner: Runner,
+        text_factory: TextFactory,
+        grammars: GrammarService,
+        adapters: HostCache[HostAdapter],
+        max_num_batched_tokens: int,
+        wake: Callable[[], None],
+    ) -> None:
+        self.info = info
+        self._runner = runner
+        self._grammars = grammars
+        self._adapters = adapters
+        self._wake = wake
+        self._blocks = BlockPool(info.num_blocks)
+        self._slots = SlotTable(info.max_loras)
+        self._scheduler = Scheduler(
+            self._blocks,
+            self._slots,
+            max_num_seqs=info.max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=info.base.max_model_len,
+            text_factory=text_factory,
+        )
+        self._arrivals = itertools.count()
+        self._preparations: dict[str, _Preparation] = {}
+        self._pinned: dict[str, str] = {}
+        """Request id to the digest of the adapter it keeps in host memory."""
+        self._admitted: list[str] = []
+        self._ends: list[RequestEnd] = []
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Begin a request. Whatever comes of it appears in `take_outputs`; nothing is raised for a bad one."""
+        try:
+            self._check(request)
+        except InvalidRequest as error:
+            self._refuse(request, error.to_failure())
+            return
+        grammar = self._grammars.compile(request.salt, request.constraint) if request.constraint else None
+        adapter = self._adapters.acquire(request.adapter_digest) if request.adapter_digest else None
+        preparation = _Preparation(request, next(self._arrivals), grammar, adapter)
+        self._preparations[request.id] = preparation
+        for future in (grammar, adapter):
+            if future is not None:
+                future.add_done_callback(lambda _: self._wake())
+
+    def abort(self, request_id: str) -> None:
+        """End a request before the next step; one that has ended already is left alone."""
+        preparation = self._preparations.get(request_id)
+        if preparation is not None and not preparation.aborted:
+            preparation.aborted = True
+            self._ends.append(_end(preparation.request, "aborted"))
+        self._scheduler.abort(request_id)
+
+    def has_work(self) -> bool:
+        """True if a step can make progress now."""
+        return self._scheduler.has_work or any(preparation.done for preparation in self._preparations.values())
+
+    def step(self) -> None:
+        """Admit what is prepared, and compute one step."""
+        self._admit_prepared()
+        plan = self._scheduler.schedule()
+        if plan.chunks:
+            self._scheduler.apply(plan, self._runner.run(plan))
+
+    def fail_all(self, failure: Failure) -> None:
+        """End every request in failure, prepared or not."""
+        for preparation in self._preparations.values():
+            if not preparation.aborted:
+                preparation.aborted = True
+                self._refuse(preparation.request, failure)
+        self._scheduler.fail_all(failure)
+
+    def take_outputs(self) -> CoreOutputs:
+        outputs = self._scheduler.take_outputs()
+        for end in outputs.ends:
+            digest = self._pinned.pop(end.request_id, None)
+            if digest is not None:
+                self._adapters.release(digest)
+        taken = CoreOutputs(self._admitted, outputs.deltas, self._ends + outputs.ends)
+        self._admitted, self._ends = [], []
+        return taken
+
+    def stats(self) -> EngineStats:
+        counters = self._scheduler.counters
+        return EngineStats(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting + len(self._preparations),
+            num_blocks_used=self._blocks.num_held,
+            num_blocks_cached=self._blocks.num_cached,
+            num_slots_used=self._slots.num_used,
+            num_host_adapters=self._adapters.num_adapters,
+            host_adapter_bytes=self._adapters.num_bytes,
+            num_grammars=self._scheduler.num_matchers,
+            num_steps=counters.num_steps,
+            num_prompt_tokens=counters.num_prompt_tokens,
+            num_cached_tokens=counters.num_cached_tokens,
+            num_completion_tokens=counters.num_completion_tokens,
+            num_preemptions=counters.num_preemptions,
+        )
+
+    def close(self) -> None:
+        self._runner.close()
+        self._grammars.close()
+        self._adapters.close()
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every pool and count agrees. For tests."""
+        self._scheduler.check_integrity()
+        self._adapters.check_integrity()
+
+    def _check(self, request: GenerationRequest) -> None:
+        base = self.info.base
+        num_prompt_tokens = len(request.prompt_token_ids)
+        if not request.salt:
+            raise InvalidRequest("a request without a cache salt is refused")
+        if not num_prompt_tokens:
+            raise InvalidRequest("the prompt is empty")
+        if request.n < 1 or request.sampling.max_tokens < 1:
+            raise InvalidRequest("n and max_tokens must be at least 1")
+        if not all(0 <= token < base.vocab_size for token in request.prompt_token_ids):
+            raise InvalidRequest(f"prompt token ids must be from 0 to {base.vocab_size - 1}")
+        if num_prompt_tokens + request.sampling.max_tokens > base.max_model_len:
+            raise ContextLengthExceeded(
+                f"{num_prompt_tokens} prompt tokens and {request.sampling.max_tokens} more exceed the context of {base.max_model_len}"
+            )
+        if request.id in self._preparations:
+            raise InvalidRequest("a request with this id exists")
+
+    def _admit_prepared(self) -> None:
+        for preparation in [each for each in self._preparations.values() if each.done]:
+            del self._preparations[preparation.request.id]
+            self._settle(preparation)
+
+    def _settle(self, preparation: _Preparation) -> None:
+        """Hand a prepared request to the scheduler, or undo what was prepared."""
+        request = preparation.request
+        failures = [_failure(future) for future in (preparation.grammar, preparation.adapter) if future and future.exception()]
+        if not failures and not preparation.aborted:
+            self._admit(preparation)
+            return
+        if preparation.adapter and not preparation.adapter.exception() and request.adapter_digest:
+            self._adapters.release(request.adapter_digest)
+        if not preparation.aborted:
+            self._refuse(request, failures[0])
+
+    def _admit(self, preparation: _Preparation) -> None:
+        request = preparation.request
+        if request.adapter_digest:
+            self._pinned[request.id] = request.adapter_digest
+        eos_ids = frozenset(self.info.base.eos_token_ids)
+        self._scheduler.add(
+            RequestState(
+                request=request,
+                arrival=preparation.arrival,
+                adapter=preparation.adapter.result() if preparation.adapter else None,
+                grammar=preparation.grammar.result() if preparation.grammar else None,
+                root=root_key(self.info.base.digest, request.adapter_digest, request.salt),
+                stop_ids=frozenset(request.sampling.stop_token_ids) | (frozenset() if request.sampling.ignore_eos else eos_ids),
+                eos_ids=eos_ids,
+            )
+        )
+        self._admitted.append(request.id)
+
+    def _refuse(self, request: GenerationRequest, failure: Failure) -> None:
+        self._ends.append(_end(request, "failed", failure))
+
+
+def _end(request: GenerationRequest, end: str, failure: Failure | None = None) -> RequestEnd:
+    return RequestEnd(
+        request_id=request.id,
+        end="aborted" if end == "aborted" else "failed",
+        num_prompt_tokens=len(request.prompt_token_ids),
+        num_cached_tokens=0,
+        num_completion_tokens=0,
+        failure=failure,
+    )
+
+
+def _failure(future: Future[CompiledGrammar] | Future[HostAdapter]) -> Failure:
+    error = future.exception()
+    if isinstance(error, LoramuxError):
+        return error.to_failure()
+    log.error("a preparation failed", exc_info=error)
+    return Failure(EngineFailed.code, "the request could not be prepared")

@@ -1,0 +1,153 @@
+"""Runs a step's plan: builds the batch, fills masks while the forward runs, samples. Reads sequences, never writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from loramux.engine.model.decoder import DecoderModel
+from loramux.engine.plan import Chunk, SampledToken, StepPlan, StepResult
+from loramux.engine.prefix import BLOCK_SIZE
+from loramux.engine.sampler import SampleRow, prompt_logprobs, sample
+from loramux.engine.types import TokenLogprob
+from loramux.kernels.ops import AttentionBatch, Ops
+from loramux.lora.batch import lora_terms
+from loramux.lora.types import LoraSegment
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Tensors of one step, rows in the order of `chunks`: base requests first, then slot by slot, so that one adapter's rows adjoin."""
+
+    chunks: list[Chunk]
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    attention: AttentionBatch
+    segments: list[LoraSegment]
+
+
+class ModelRunner:
+    """Owns the model, the KV cache and the token bitmask."""
+
+    def __init__(self, model: DecoderModel, ops: Ops, *, num_blocks: int, max_num_seqs: int) -> None:
+        self._model = model
+        self._ops = ops
+        config = model.config
+        shape = (num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
+        self._kv = [
+            (torch.zeros(shape, dtype=model.dtype, device=model.device), torch.zeros(shape, dtype=model.dtype, device=model.device))
+            for _ in range(config.num_layers)
+        ]
+        self._bitmask = torch.zeros((max_num_seqs, -(-config.vocab_size // 32)), dtype=torch.int32)
+        self._mask_filler = ThreadPoolExecutor(1, thread_name_prefix="mask")
+
+    def close(self) -> None:
+        self._mask_filler.shutdown()
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        """One forward over the plan's chunks, and a token for each chunk that samples."""
+        masks = self._start_masks(plan)
+        batch = _build_batch(plan)
+        rows = [list(_logit_rows(chunk, start)) for chunk, start in zip(batch.chunks, batch.attention.query_starts, strict=False)]
+        logits = self._model.forward(
+            batch.token_ids,
+            batch.positions,
+            self._kv,
+            batch.attention,
+            lora_terms(batch.segments),
+            torch.tensor([row for chunk_rows in rows for row in chunk_rows]),
+        )
+        if masks is not None:
+            masks.result()
+        return self._collect(plan, batch, logits, [len(chunk_rows) for chunk_rows in rows])
+
+    def _start_masks(self, plan: StepPlan) -> Future[None] | None:
+        constrained = [chunk for chunk in plan.chunks if chunk.mask_row is not None]
+        return self._mask_filler.submit(self._fill_masks, constrained) if constrained else None
+
+    def _fill_masks(self, constrained: list[Chunk]) -> None:
+        for chunk in constrained:
+            assert chunk.sequence.matcher is not None and chunk.mask_row is not None
+            chunk.sequence.matcher.fill(self._bitmask, chunk.mask_row)
+
+    def _collect(self, plan: StepPlan, batch: _Batch, logits: torch.Tensor, num_rows: list[int]) -> StepResult:
+        """Sort the logits' rows into prompt log-probabilities and samples, and the answers into the plan's order."""
+        from_prompt: dict[Chunk, list[TokenLogprob]] = {}
+        sampling: list[Chunk] = []
+        sampling_rows: list[int] = []
+        row = 0
+        for chunk, num in zip(batch.chunks, num_rows, strict=True):
+            if chunk.wants_prompt_logprobs:
+                from_prompt[chunk] = _prompt_logprobs(chunk, logits[row : row + num])
+            row += num
+            if chunk.samples:
+                sampling.append(chunk)
+                sampling_rows.append(row - 1)
+        picked = logits if len(sampling_rows) == len(logits) else logits[torch.tensor(sampling_rows, dtype=torch.long)]
+        bitmask = self._bitmask[: plan.num_mask_rows] if plan.num_mask_rows else None
+        tokens = sample(picked, [_sample_row(chunk) for chunk in sampling], bitmask, self._ops) if sampling else []
+        sampled: dict[Chunk, SampledToken] = dict(zip(sampling, tokens, strict=True))
+        return StepResult([sampled.get(chunk) for chunk in plan.chunks], [from_prompt.get(chunk, []) for chunk in plan.chunks])
+
+
+def _build_batch(plan: StepPlan) -> _Batch:
+    chunks = sorted(plan.chunks, key=lambda chunk: -1 if chunk.sequence.slot is None else chunk.sequence.slot)
+    num_tokens = np.array([chunk.num_tokens for chunk in chunks])
+    starts = np.concatenate(([0], np.cumsum(num_tokens)))
+    positions = np.concatenate([np.arange(chunk.start, chunk.start + chunk.num_tokens) for chunk in chunks])
+    tables = np.zeros((len(chunks), max(len(chunk.sequence.block_ids) for chunk in chunks)), dtype=np.int64)
+    for row, chunk in zip(tables, chunks, strict=True):
+        row[: len(chunk.sequence.block_ids)] = chunk.sequence.block_ids
+    owners = np.repeat(np.arange(len(chunks)), num_tokens)
+    kv_slots = tables[owners, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    token_ids = [token for chunk in chunks for token in chunk.sequence.token_ids[chunk.start : chunk.start + chunk.num_tokens]]
+    attention = AttentionBatch(
+        query_starts=tuple(starts.tolist()),
+        context_lens=tuple(chunk.start + chunk.num_tokens for chunk in chunks),
+        block_tables=torch.from_numpy(tables),
+        kv_slots=torch.from_numpy(kv_slots),
+    )
+    segments = list(_segments(chunks, starts.tolist()))
+    return _Batch(chunks, torch.tensor(token_ids), torch.from_numpy(positions), attention, segments)
+
+
+def _segments(chunks: list[Chunk], starts: list[int]) -> Iterator[LoraSegment]:
+    """Runs of rows under one slot, made anew each step from who holds the slot now."""
+    begin = 0
+    for index, chunk in enumerate(chunks):
+        last = index + 1 == len(chunks) or chunks[index + 1].sequence.slot != chunk.sequence.slot
+        if last:
+            if chunk.sequence.request.adapter is not None:
+                yield LoraSegment(starts[begin], starts[index + 1], chunk.sequence.request.adapter)
+            begin = index + 1
+
+
+def _logit_rows(chunk: Chunk, start: int) -> range:
+    """Rows of the batch whose logits are wanted: all of them for prompt log-probabilities, else the last where it samples."""
+    if chunk.wants_prompt_logprobs:
+        return range(start, start + chunk.num_tokens)
+    return range(start + chunk.num_tokens - int(chunk.samples), start + chunk.num_tokens)
+
+
+def _prompt_logprobs(chunk: Chunk, logits: torch.Tensor) -> list[TokenLogprob]:
+    request = chunk.sequence.request.request
+    targets = request.prompt_token_ids[chunk.start + 1 : chunk.start + chunk.num_tokens + 1]
+    return prompt_logprobs(logits[: len(targets)], targets, request.sampling.num_prompt_logprobs or 0)
+
+
+def _sample_row(chunk: Chunk) -> SampleRow:
+    sequence = chunk.sequence
+    request = sequence.request.request
+    return SampleRow(
+        sampling=request.sampling,
+        choice=sequence.index,
+        prompt_token_ids=request.prompt_token_ids,
+        output_token_ids=sequence.output_token_ids,
+        stop_ids=tuple(sequence.request.stop_ids),
+        mask_row=chunk.mask_row,
+    )

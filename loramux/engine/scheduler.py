@@ -1,0 +1,387 @@
+"""Decides what each step computes, and applies what came of it. There is no prefill or decode phase, only a token budget.
+
+`schedule` hands out the budget: decodes first, then the rest of prompts already begun, then waiting sequences in fair order. A sequence
+starts all or nothing: its adapter's slot and the blocks of all tokens known are taken together. When blocks run out, a running sequence is
+preempted and later recomputed: of the tenant served most for its weight, the lowest priority, the last to start.
+
+`apply` is the only place where a step changes a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from loramux.engine.block_pool import BlockPool
+from loramux.engine.fair_queue import FairQueue
+from loramux.engine.plan import Chunk, SampledToken, StepPlan, StepResult
+from loramux.engine.prefix import BLOCK_SIZE
+from loramux.engine.sequence import RequestState, Sequence, TextStream
+from loramux.engine.types import FinishReason, GenerationRequest, RequestEnd, TokenDelta, TokenLogprob
+from loramux.errors import EngineFailed, Failure
+from loramux.lora.slots import SlotTable
+
+EndKind = Literal["finished", "aborted", "failed"]
+TextFactory = Callable[[GenerationRequest], TextStream]
+
+
+@dataclass
+class Outputs:
+    """What steps have produced since it was last taken."""
+
+    deltas: list[TokenDelta] = field(default_factory=list)
+    ends: list[RequestEnd] = field(default_factory=list)
+
+
+@dataclass
+class Counters:
+    """Totals since start."""
+
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_preemptions: int = 0
+
+
+class _Step:
+    """The plan under construction."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.num_tokens: dict[Sequence, int] = {}
+
+    def add(self, sequence: Sequence, num_tokens: int) -> None:
+        self.num_tokens[sequence] = num_tokens
+        self.budget -= num_tokens
+
+    def drop(self, sequence: Sequence) -> None:
+        self.budget += self.num_tokens.pop(sequence, 0)
+
+
+class Scheduler:
+    """Owns every sequence from admission to its end. Not thread-safe: the engine's loop is its only caller."""
+
+    def __init__(
+        self,
+        blocks: BlockPool,
+        slots: SlotTable,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        text_factory: TextFactory,
+    ) -> None:
+        self._blocks = blocks
+        self._slots = slots
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_model_len = max_model_len
+        self._text_factory = text_factory
+        self._requests: dict[str, RequestState] = {}
+        self._queue: FairQueue[Sequence] = FairQueue()
+        self._running: dict[Sequence, int] = {}
+        """With the order in which each started."""
+        self._num_starts = 0
+        self._outputs = Outputs()
+        self.counters = Counters()
+
+    # Requests in and out
+
+    def add(self, state: RequestState) -> None:
+        """Admit a request. Its first choice waits; the others wait until the first has computed the prompt whose blocks they share."""
+        request = state.request
+        for index in range(request.n):
+            matcher = state.grammar.new_matcher() if state.grammar else None
+            state.sequences.append(Sequence(state, index, self._text_factory(request), list(request.prompt_token_ids), matcher))
+            self._queue.enter(request.tenant_id, request.weight)
+        self._requests[request.id] = state
+        self._wait(state.sequences[0])
+
+    def abort(self, request_id: str) -> bool:
+        """End a request now. False if it is not here (any more)."""
+        state = self._requests.get(request_id)
+        if state is None:
+            return False
+        self._end(state, "aborted")
+        return True
+
+    def fail_all(self, failure: Failure) -> None:
+        """End every request in failure, after a step that went wrong."""
+        for state in list(self._requests.values()):
+            self._end(state, "failed", failure)
+
+    def take_outputs(self) -> Outputs:
+        outputs, self._outputs = self._outputs, Outputs()
+        return outputs
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def num_matchers(self) -> int:
+        return sum(1 for state in self._requests.values() for sequence in state.sequences if sequence.matcher)
+
+    def _wait(self, sequence: Sequence) -> None:
+        request = sequence.request.request
+        self._queue.push(request.tenant_id, request.priority, sequence.request.arrival, sequence)
+
+    # A step's plan
+
+    def schedule(self) -> StepPlan:
+        """Take blocks and slots for one step. The plan is empty only when nothing waits or runs."""
+        step = _Step(self._max_num_batched_tokens)
+        num_preemptions = self.counters.num_preemptions
+        self._continue_running(step)
+        if self.counters.num_preemptions == num_preemptions:
+            self._start_waiting(step)
+        return self._plan(step)
+
+    def _plan(self, step: _Step) -> StepPlan:
+        chunks: list[Chunk] = []
+        num_mask_rows = 0
+        for sequence, num_tokens in step.num_tokens.items():
+            mask_row = None
+            if sequence.matcher and num_tokens == sequence.num_uncomputed_tokens:
+                mask_row, num_mask_rows = num_mask_rows, num_mask_rows + 1
+            chunks.append(Chunk(sequence, sequence.num_computed_tokens, num_tokens, mask_row))
+        return StepPlan(tuple(chunks), num_mask_rows)
+
+    def _continue_running(self, step: _Step) -> None:
+        """Give every running sequence its part of the budget, decodes first, preempting where blocks run out."""
+        for sequence in sorted(self._running, key=lambda sequence: sequence.num_uncomputed_tokens > 1):
+            num_tokens = min(sequence.num_uncomputed_tokens, step.budget)
+            if num_tokens and sequence in self._running and self._grow(sequence, num_tokens, step):
+                step.add(sequence, num_tokens)
+
+    def _grow(self, sequence: Sequence, num_tokens: int, step: _Step) -> bool:
+        """Extend the block table over the tokens. Where no block is free others are preempted, at last the sequence itself (False)."""
+        num_needed = _num_blocks(sequence.num_computed_tokens + num_tokens) - len(sequence.block_ids)
+        while num_needed > self._blocks.num_free:
+            victim = max(self._running, key=self._preemption_order)
+            step.drop(victim)
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        sequence.block_ids += self._blocks.allocate(num_needed)
+        return True
+
+    def _preemption_order(self, sequence: Sequence) -> tuple[float, int, int]:
+        request = sequence.request.request
+        return self._queue.virtual_time(request.tenant_id), request.priority, self._running[sequence]
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._give_back(sequence)
+        self._wait(sequence)
+        self.counters.num_preemptions += 1
+
+    def _start_waiting(self, step: _Step) -> None:
+        """Start waiting sequences in fair order. One that lacks a slot is passed over; one that lacks blocks stops the line."""
+        without_slot: set[str] = set()
+        for sequence in self._queue.in_order():
+            if not step.budget or len(self._running) >= self._max_num_seqs:
+                return
+            digest = sequence.request.request.adapter_digest
+            if digest in without_slot:
+                continue
+            if digest is not None and not self._slots.can_acquire(digest):
+                without_slot.add(digest)
+            elif not self._start(sequence, step):
+                return
+
+    def _start(self, sequence: Sequence, step: _Step) -> bool:
+        """Take slot and blocks together, or nothing (False). Leaves every running sequence a block to grow into."""
+        cached = self._blocks.match(self._readable_keys(sequence))
+        num_new = _num_blocks(len(sequence.token_ids)) - len(cached)
+        if num_new + self._blocks.num_idle(cached) + len(self._running) > self._blocks.num_free:
+            return False
+        request = sequence.request.request
+        self._queue.remove(request.tenant_id, sequence)
+        self._blocks.hold(cached)
+        sequence.block_ids = cached + self._blocks.allocate(num_new)
+        sequence.num_computed_tokens = len(cached) * BLOCK_SIZE
+        sequence.slot = None if request.adapter_digest is None else self._slots.acquire(request.adapter_digest)
+        self._running[sequence] = self._num_starts
+        self._num_starts += 1
+        self._count_start(sequence)
+        step.add(sequence, min(sequence.num_uncomputed_tokens, step.budget))
+        return True
+
+    def _readable_keys(self, sequence: Sequence) -> list[bytes]:
+        """Keys of blocks the sequence may take from the cache. At least one token is left to compute, for its logits."""
+        state = sequence.request
+        if sequence.index == 0 and state.wants_prompt_logprobs:
+            return []
+        return sequence.block_keys[: (len(sequence.token_ids) - 1) // BLOCK_SIZE]
+
+    def _count_start(self, sequence: Sequence) -> None:
+        state = sequence.request
+        if sequence.index == 0 and state.num_cached_tokens is None:
+            state.num_cached_tokens = sequence.num_computed_tokens
+            self.counters.num_prompt_tokens += len(state.request.prompt_token_ids)
+            self.counters.num_cached_tokens += state.num_cached_tokens
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """Stop running: blocks and slot return together."""
+        del self._running[sequence]
+        self._blocks.release(sequence.block_ids)
+        sequence.block_ids = []
+        sequence.num_computed_tokens = 0
+        if sequence.slot is not None:
+            self._slots.release(_digest(sequence))
+            sequence.slot = None
+
+    # What a step gave
+
+    def apply(self, plan: StepPlan, result: StepResult) -> None:
+        """Advance every sequence of the plan by the result, end those that are done, and collect the outputs."""
+        self.counters.num_steps += 1
+        for chunk, sampled, logprobs in zip(plan.chunks, result.sampled, result.prompt_logprobs, strict=True):
+            sequence = chunk.sequence
+            if sequence.finished:
+                continue  # another choice of the request failed in this step
+            self._queue.charge(sequence.request.request.tenant_id, chunk.num_tokens)
+            self._advance(sequence, chunk.num_tokens)
+            if chunk.wants_prompt_logprobs:
+                _collect_prompt_logprobs(chunk, logprobs)
+            if sampled is not None:
+                self._append(sequence, sampled)
+
+    def _advance(self, sequence: Sequence, num_tokens: int) -> None:
+        """Count tokens as computed and publish the blocks they filled."""
+        num_full_before = sequence.num_computed_tokens // BLOCK_SIZE
+        sequence.num_computed_tokens += num_tokens
+        for index in range(num_full_before, sequence.num_computed_tokens // BLOCK_SIZE):
+            self._blocks.publish(sequence.block_ids[index], sequence.block_keys[index])
+
+    def _append(self, sequence: Sequence, sampled: SampledToken) -> None:
+        state = sequence.request
+        if sampled.error is not None:
+            self._end(state, "failed", Failure(EngineFailed.code, sampled.error))
+            return
+        sequence.append(sampled.token_id)
+        self.counters.num_completion_tokens += 1
+        try:
+            outcome = self._judge(sequence, sampled.token_id)
+        except EngineFailed as error:
+            self._end(state, "failed", error.to_failure())
+            return
+        self._emit(sequence, sampled, outcome)
+        if outcome.finish_reason is not None:
+            self._finish(sequence)
+        if sequence.index == 0 and sequence.num_output_tokens == 1:
+            for sibling in state.sequences[1:]:
+                self._wait(sibling)
+
+    def _judge(self, sequence: Sequence, token_id: int) -> _Outcome:
+        """The text a new token makes certain, and whether the sequence ends with it. Raises `EngineFailed` for a token off the grammar."""
+        state, matcher, sampling = sequence.request, sequence.matcher, sequence.request.request.sampling
+        if matcher is not None:
+            matcher.accept(token_id)
+        if token_id in state.stop_ids or (matcher is not None and token_id in state.eos_ids):
+            return _Outcome(sequence.text.finish(), "stop", None if token_id in state.eos_ids else token_id)
+        piece = sequence.text.push((token_id,))
+        if piece.stop_string is not None:
+            return _Outcome(piece.text, "stop", piece.stop_string)
+        if matcher is not None and matcher.ended:
+            return _Outcome(piece.text + sequence.text.finish(), "stop")
+        if sequence.num_output_tokens >= sampling.max_tokens or len(sequence.token_ids) >= self._max_model_len:
+            return _Outcome(piece.text + sequence.text.finish(), "length")
+        return _Outcome(piece.text)
+
+    def _emit(self, sequence: Sequence, sampled: SampledToken, outcome: _Outcome) -> None:
+        state = sequence.request
+        first = sequence.index == 0 and sequence.num_output_tokens == 1
+        self._outputs.deltas.append(
+            TokenDelta(
+                request_id=state.request.id,
+                index=sequence.index,
+                token_ids=(sampled.token_id,),
+                text=outcome.text,
+                logprobs=() if sampled.logprob is None else (sampled.logprob,),
+                prompt_logprobs=tuple(state.prompt_logprobs) if first and state.prompt_logprobs else None,
+                finish_reason=outcome.finish_reason,
+                stop_reason=outcome.stop_reason,
+            )
+        )
+
+    # Ends
+
+    def _finish(self, sequence: Sequence) -> None:
+        self._retire(sequence)
+        if all(other.finished for other in sequence.request.sequences):
+            self._conclude(sequence.request, "finished")
+
+    def _end(self, state: RequestState, end: EndKind, failure: Failure | None = None) -> None:
+        for sequence in state.sequences:
+            if not sequence.finished:
+                self._retire(sequence)
+        self._conclude(state, end, failure)
+
+    def _retire(self, sequence: Sequence) -> None:
+        tenant_id = sequence.request.request.tenant_id
+        if sequence in self._running:
+            self._give_back(sequence)
+        else:
+            self._queue.remove(tenant_id, sequence)
+        self._queue.leave(tenant_id)
+        sequence.finished = True
+        sequence.matcher = None
+
+    def _conclude(self, state: RequestState, end: EndKind, failure: Failure | None = None) -> None:
+        del self._requests[state.request.id]
+        self._outputs.ends.append(
+            RequestEnd(
+                request_id=state.request.id,
+                end=end,
+                num_prompt_tokens=len(state.request.prompt_token_ids),
+                num_cached_tokens=state.num_cached_tokens or 0,
+                num_completion_tokens=state.num_completion_tokens,
+                failure=failure,
+            )
+        )
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless blocks, slots and sequences agree. For tests."""
+        self._blocks.check_integrity(sequence.block_ids for sequence in self._running)
+        self._slots.check_integrity()
+        held = [_digest(sequence) for sequence in self._running if sequence.slot is not None]
+        assert self._slots.num_used == len(set(held)), "slots held and sequences with a slot differ"
+        for sequence in self._running:
+            assert len(sequence.block_ids) >= _num_blocks(sequence.num_computed_tokens)
+            assert sequence.slot is None or self._slots.digest_of(sequence.slot) == _digest(sequence)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    text: str
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+
+def _num_blocks(num_tokens: int) -> int:
+    return -(-num_tokens // BLOCK_SIZE)
+
+
+def _digest(sequence: Sequence) -> str:
+    digest = sequence.request.request.adapter_digest
+    assert digest is not None
+    return digest
+
+
+def _collect_prompt_logprobs(chunk: Chunk, logprobs: list[TokenLogprob]) -> None:
+    """Append what is new; a prompt computed again after a preemption repeats what is there."""
+    collected = chunk.sequence.request.prompt_logprobs
+    if not collected:
+        collected.append(None)
+    collected.extend(logprobs[len(collected) - chunk.start - 1 :])

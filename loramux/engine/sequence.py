@@ -1,0 +1,99 @@
+"""The state of a request and of its choices inside the engine. Only the scheduler changes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from loramux.engine.prefix import BLOCK_SIZE, block_key
+from loramux.engine.types import GenerationRequest, TokenLogprob
+from loramux.grammar.types import CompiledGrammar, Matcher
+from loramux.lora.types import HostAdapter
+
+if TYPE_CHECKING:
+    from loramux.engine.detokenize import TextPiece
+
+
+class TextStream(Protocol):
+    """Incremental text of one sequence; `detokenize.TextStream` is the real one."""
+
+    def push(self, token_ids: tuple[int, ...]) -> TextPiece: ...
+
+    def finish(self) -> str: ...
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One choice of a request.
+
+    token_ids      |  prompt ............ | completion ......... |
+    KV in blocks   |  num_computed_tokens ......... |
+    block_ids      |  block | block | block | block ... |      held, cover at least num_computed_tokens
+    block_keys     |  key   | key   | key   |                  of every full block of token_ids
+    """
+
+    request: RequestState
+    index: int
+    text: TextStream
+    token_ids: list[int]
+    matcher: Matcher | None
+    num_computed_tokens: int = 0
+    block_ids: list[int] = field(default_factory=list)
+    block_keys: list[bytes] = field(default_factory=list)
+    slot: int | None = None
+    """The adapter's slot while the sequence runs."""
+    finished: bool = False
+
+    def __post_init__(self) -> None:
+        self._extend_keys()
+
+    def append(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        self._extend_keys()
+
+    def _extend_keys(self) -> None:
+        while (end := (len(self.block_keys) + 1) * BLOCK_SIZE) <= len(self.token_ids):
+            parent = self.block_keys[-1] if self.block_keys else self.request.root
+            self.block_keys.append(block_key(parent, self.token_ids[end - BLOCK_SIZE : end]))
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[len(self.request.request.prompt_token_ids) :]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.request.request.prompt_token_ids)
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+
+@dataclass(eq=False)
+class RequestState:
+    """A request whose grammar is compiled and whose adapter is in host memory."""
+
+    request: GenerationRequest
+    arrival: int
+    """Order of submission."""
+    adapter: HostAdapter | None
+    grammar: CompiledGrammar | None
+    root: bytes
+    """Parent key of its first block."""
+    stop_ids: frozenset[int]
+    """Token ids that end a choice: end of sequence, unless ignored, and the request's own."""
+    eos_ids: frozenset[int]
+    sequences: list[Sequence] = field(default_factory=list)
+    num_cached_tokens: int | None = None
+    """Prompt tokens that the first choice took from the cache; None until it has started."""
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """True until every prompt token has its log-probability, where asked for."""
+        asked = self.request.sampling.num_prompt_logprobs is not None
+        return asked and len(self.prompt_logprobs) < len(self.request.prompt_token_ids)
+
+    @property
+    def num_completion_tokens(self) -> int:
+        return sum(sequence.num_output_tokens for sequence in self.sequences)

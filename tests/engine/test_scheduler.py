@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+
+import pytest
+
+from loramux.engine.block_pool import BlockPool
+from loramux.engine.detokenize import TextPiece
+from loramux.engine.plan import SampledToken, StepPlan, StepResult
+from loramux.engine.prefix import BLOCK_SIZE
+from loramux.engine.scheduler import Scheduler
+from loramux.engine.types import GenerationRequest, RequestEnd
+from loramux.errors import Failure
+from loramux.lora.slots import SlotTable
+from tests.engine.symbolic import VOCAB, SymbolicRunner, lone_run, make_request, make_state
+
+
+class LetterText:
+    """Token 0 is "a", 1 is "b" ...; nothing is held back."""
+
+    def push(self, token_ids: tuple[int, ...]) -> TextPiece:
+        return TextPiece("".join(chr(97 + token) for token in token_ids), None)
+
+    def finish(self) -> str:
+        return ""
+
+
+class Bench:
+    """A scheduler with its pools and a symbolic runner, checked after every step."""
+
+    def __init__(
+        self, *, num_blocks: int = 64, num_slots: int = 2, max_num_seqs: int = 8, budget: int = 64, max_model_len: int = 512
+    ) -> None:
+        self.blocks = BlockPool(num_blocks)
+        self.slots = SlotTable(num_slots)
+        self.runner = SymbolicRunner()
+        self.scheduler = Scheduler(
+            self.blocks,
+            self.slots,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=max_model_len,
+            text_factory=lambda _: LetterText(),
+        )
+        self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
+        self.texts: dict[tuple[str, int], str] = defaultdict(str)
+        self.finish: dict[tuple[str, int], str] = {}
+        self.ends: dict[str, RequestEnd] = {}
+        self.budget = budget
+        self._arrivals = 0
+
+    def add(self, request: GenerationRequest) -> None:
+        self.scheduler.add(make_state(request, self._arrivals))
+        self._arrivals += 1
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.schedule()
+        self.scheduler.check_integrity()
+        assert plan.num_tokens <= self.budget
+        assert plan.chunks or not self.scheduler.has_work, "work is there and nothing is planned"
+        self.scheduler.apply(plan, self.runner.run(plan))
+        self.scheduler.check_integrity()
+        self.collect()
+        return plan
+
+    def collect(self) -> None:
+        outputs = self.scheduler.take_outputs()
+        for delta in outputs.deltas:
+            key = (delta.request_id, delta.index)
+            assert delta.request_id not in self.ends and key not in self.finish, "a delta after the end"
+            self.tokens[key] += delta.token_ids
+            self.texts[key] += delta.text
+            if delta.finish_reason:
+                self.finish[key] = delta.finish_reason
+        for end in outputs.ends:
+            assert end.request_id not in self.ends, "two terminal records"
+            self.ends[end.request_id] = end
+
+    def run(self, max_steps: int = 10_000) -> None:
+        for _ in range(max_steps):
+            if not self.scheduler.has_work:
+                break
+            self.step()
+        assert not self.scheduler.has_work, "a request never ended"
+        self.assert_empty()
+
+    def assert_empty(self) -> None:
+        assert self.blocks.num_held == 0
+        assert self.slots.num_used == 0
+        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
+        self.blocks.check_integrity()
+
+
+def test_a_request_equals_its_lone_run() -> None:
+    bench = Bench()
+    request = make_request("r", range(7), max_tokens=5)
+    bench.add(request)
+    bench.run()
+    assert bench.tokens["r", 0] == lone_run(request)[0]
+    assert bench.texts["r", 0] == "".join(chr(97 + token) for token in lone_run(request)[0])
+    assert bench.finish["r", 0] == "length"
+    assert bench.ends["r"] == RequestEnd("r", "finished", 7, 0, 5)
+
+
+def test_a_long_prompt_is_computed_in_chunks_beside_decodes() -> None:
+    bench = Bench(budget=16)
+    bench.add(make_request("short", [1], max_tokens=20))
+    bench.step()
+    bench.add(make_request("long", [2] * 100, max_tokens=2))
+    plan = bench.step()
+    assert [(chunk.sequence.request.request.id, chunk.num_tokens) for chunk in plan.chunks] == [("short", 1), ("long", 15)]
+    bench.run()
+    assert len(bench.tokens["short", 0]) == 20 and len(bench.tokens["long", 0]) == 2
+
+
+def test_the_same_tenant_reads_cached_blocks_and_another_does_not() -> None:
+    prompt = [3] * (2 * BLOCK_SIZE + 5)
+    bench = Bench()
+    bench.add(make_request("first", prompt))
+    bench.run()
+    bench.add(make_request("again", prompt))
+    bench.add(make_request("other tenant", prompt, tenant="globex"))
+    bench.add(make_request("other adapter", prompt, adapter_digest="sha256:a"))
+    bench.run()
+    cached = {request_id: end.num_cached_tokens for request_id, end in bench.ends.items()}
+    assert cached == {"first": 0, "again": 2 * BLOCK_SIZE, "other tenant": 0, "other adapter": 0}
+
+
+def test_a_prompt_of_whole_blocks_leaves_its_last_block_to_compute() -> None:
+    prompt = [1] * (2 * BLOCK_SIZE)
+    bench = Bench()
+    for request_id in ("first", "again"):
+        bench.add(make_request(request_id, prompt))
+        bench.run()
+    assert bench.ends["again"].num_cached_tokens == BLOCK_SIZE
+
+
+def test_choices_share_the_prompt_blocks() -> None:
+    bench = Bench(num_blocks=16)
+    request = make_request("r", [1] * (3 * BLOCK_SIZE + 1), n=3, max_tokens=4)
+    bench.add(request)
+    while len(bench.tokens) < 3:
+        bench.step()
+    assert bench.blocks.num_held == 3 + 3  # three shared, one of its own for each choice
+    bench.run()
+    assert [bench.tokens["r", index] for index in range(3)] == lone_run(request)
+    assert bench.runner.num_computed_tokens < 3 * BLOCK_SIZE + 1 + 3 * 8
+    assert bench.ends["r"].num_completion_tokens == 12
+
+
+def test_prompt_logprobs_skip_the_cache_and_cover_every_token() -> None:
+    prompt = list(range(VOCAB)) * 10
+    bench = Bench(budget=16)
+    bench.add(make_request("warm", prompt))
+    bench.run()
+    bench.add(make_request("r", prompt, num_prompt_logprobs=0, n=2))
+    deltas = []
+    while bench.scheduler.has_work:
+        plan = bench.scheduler.schedule()
+        bench.scheduler.apply(plan, bench.runner.run(plan))
+        outputs = bench.scheduler.take_outputs()
+        deltas += outputs.deltas
+    (logprobs,) = [delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None]
+    assert logprobs[0] is None
+    assert [(entry.token_id, entry.logprob) for entry in logprobs[1:] if entry] == [(prompt[i], -float(i)) for i in range(1, 70)]
+    assert outputs.ends[0].num_cached_tokens == 0
+
+
+def test_stop_token_ends_with_its_id() -> None:
+    bench = Bench()
+    request = make_request("r", [1, 2], max_tokens=50, stop_token_ids=(3,))
+    bench.add(request)
+    bench.run()
+    assert bench.tokens["r", 0] == lone_run(request)[0]
+    assert bench.finish["r", 0] == "stop"
+    assert "d" not in bench.texts["r", 0]
+
+
+def test_when_blocks_run_out_the_over_served_tenant_gives_way() -> None:
+    bench = Bench(num_blocks=6, max_model_len=6 * BLOCK_SIZE)
+    bench.add(make_request("greedy", [1] * 3 * BLOCK_SIZE, tenant="greedy", max_tokens=60))
+    for _ in range(10):
+        bench.step()
+    bench.add(make_request("modest", [2], tenant="modest", max_tokens=90))
+    bench.run()
+    assert bench.scheduler.counters.num_preemptions >= 1
+    assert list(bench.ends) == ["modest", "greedy"]
+
+
+def test_priority_orders_within_a_tenant_only() -> None:
+    bench = Bench(max_num_seqs=1)
+    bench.add(make_request("running", [1], max_tokens=2))
+    bench.step()
+    for request_id, tenant, priority in (("late", "acme", 5), ("soon", "acme", -5), ("other", "globex", 9)):
+        bench.add(make_request(request_id, [1], tenant=tenant, priority=priority, max_tokens=2))
+    bench.run()
+    order = list(bench.ends)
+    assert order.index("soon") < order.index("late")
+    assert order.index("other") < order.index("late")
+
+
+def test_a_request_without_a_free_slot_waits_and_the_base_does_not() -> None:
+    bench = Bench(num_slots=1)
+    bench.add(make_request("a", [1], adapter_digest="sha256:a", max_tokens=6))
+    bench.step()
+    bench.add(make_request("b", [1], adapter_digest="sha256:b", max_tokens=2))
+    bench.add(make_request("base", [1], max_tokens=2))
+    bench.step()
+    assert bench.scheduler.num_running == 2 and bench.scheduler.num_waiting == 1
+    bench.run()
+    assert set(bench.ends) == {"a", "b", "base"}
+
+
+def test_abort_returns_everything_at_once() -> None:
+    bench = Bench(num_blocks=8)
+    bench.add(make_request("r", [1] * 40, n=2, adapter_digest="sha256:a", max_tokens=50))
+    bench.add(make_request("waiting", [1] * 200))
+    bench.step()
+    assert bench.scheduler.abort("r") and bench.scheduler.abort("waiting")
+    assert not bench.scheduler.abort("r")
+    bench.collect()
+    bench.assert_empty()
+    assert {end.end for end in bench.ends.values()} == {"aborted"}
+
+
+def test_an_error_in_one_row_ends_that_request_alone() -> None:
+    bench = Bench()
+    bench.add(make_request("bad", [1], n=2))
+    bench.add(make_request("good", [1]))
+    plan = bench.scheduler.schedule()
+    result = bench.runner.run(plan)
+    failed = [
+        SampledToken(-1, error="no token is allowed") if c.sequence.request.request.id == "bad" else s
+        for c, s in zip(plan.chunks, result.sampled, strict=True)
+    ]
+    bench.scheduler.apply(plan, StepResult(failed, result.prompt_logprobs))
+    bench.collect()
+    bench.run()
+    assert bench.ends["bad"].end == "failed"
+    assert bench.ends["bad"].failure == Failure("engine_failed", "no token is allowed")
+    assert bench.ends["good"].end == "finished"
+
+
+def _random_request(rng: random.Random, request_id: str, prefixes: list[list[int]]) -> GenerationRequest:
+    tenant = rng.choice(["acme", "globex", "initech"])
+    prompt = (rng.choice(prefixes) + [rng.randrange(VOCAB) for _ in range(rng.randrange(0, 20))])[: rng.randrange(1, 130)]
+    return make_request(
+        request_id,
+        prompt or [0],
+        tenant=tenant,
+        adapter_digest=rng.choice([None, None, "sha256:a", "sha256:b", "sha256:c"]),
+        n=rng.choice([1, 1, 1, 2, 3]),
+        priority=rng.randrange(3),
+        weight=rng.choice([0.5, 1.0, 4.0]),
+        max_tokens=rng.randrange(1, 60),
+        seed=rng.randrange(100),
+        stop_token_ids=rng.choice([(), (), (4,)]),
+        num_prompt_logprobs=rng.choice([None, None, None, 0]),
+    )
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_random_arrivals_aborts_and_preemptions(seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    bench = Bench(
+        num_blocks=rng.randrange(8, 30),
+        num_slots=rng.randrange(1, 4),
+        max_num_seqs=rng.randrange(1, 9),
+        budget=rng.choice([9, 16, 33, 64, 200]),
+        max_model_len=8 * BLOCK_SIZE,
+    )
+    prefixes = [[rng.randrange(VOCAB) for _ in range(rng.randrange(0, 110))] for _ in range(4)]
+    requests: dict[str, GenerationRequest] = {}
+    aborted: set[str] = set()
+    for _ in range(120):
+        while rng.random() < 0.3:
+            request = _random_request(rng, f"r{len(requests)}", prefixes)
+            requests[request.id] = request
+            bench.add(request)
+        if requests and rng.random() < 0.05 and bench.scheduler.abort(victim := rng.choice(list(requests))):
+            aborted.add(victim)
+            bench.collect()
+        if bench.scheduler.has_work:
+            bench.step()
+    bench.run()
+    assert set(bench.ends) == set(requests)
+    for request_id, request in requests.items():
+        expected = lone_run(request)
+        for index in range(request.n):
+            tokens = bench.tokens[request_id, index]
+            assert tokens == expected[index][: len(tokens) if request_id in aborted else None], (seed, request_id, index)
+        assert bench.ends[request_id].end == ("aborted" if request_id in aborted else "finished")
+        assert bench.ends[request_id].num_completion_tokens == sum(len(bench.tokens[request_id, index]) for index in range(request.n))
