@@ -213,7 +213,7 @@ class FakeGeneration:
     async def _run(self) -> None:
         behaviour = self._behaviour
         if behaviour.never_admit:
-            return
+            return None
         if behaviour.refuse is not None:
             return self.fail(behaviour.refuse)
         self._admitted.set_result(None)
@@ -236,7 +236,7 @@ class FakeGeneration:
 
     def _conclude(self, how: str) -> None:
         if self._end.done():
-            return
+            return None
         end = RequestEnd(
             request_id=self._request.id,
             end=how,  # type: ignore[arg-type]
