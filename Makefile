@@ -12,7 +12,8 @@ $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(NATIVE)
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade --constraint constraints.txt pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --build-constraint constraints.txt --editable '.[dev]'
-	@$(BIN)/python -c 'import loramux.kernels.cpu._native' 2>/dev/null || echo 'No working C++ compiler: installed without the native kernels.'
+	@$(BIN)/python -c 'import loramux.kernels.cpu._native' 2>/dev/null \
+		|| echo 'Installed without the native kernels: is there a C++ compiler? `$(BIN)/pip install -v -e .` shows what failed.'
 	@touch $@
 
 demo: setup  ## the demo server, and a request to paste
