@@ -1,0 +1,211 @@
+"""Which adapters there are, under which names, and whose they are; kept over the Redis protocol.
+
+Keys, all of one hash tag so that a script may touch any of them:
+
+    {reg}:names                  set     adapters that have versions
+    {reg}:a:<name>               hash    `next`: the last version number given out, which outlives the adapter, so that none is given
+                                         out twice; `digest:<number>`: a version's content digest
+    {reg}:a:<name>:versions      hash    version number -> AdapterVersion as JSON
+    {reg}:a:<name>:contents      hash    what makes two registrations the same -> version number
+    {reg}:a:<name>:aliases       hash    alias -> version number
+    {reg}:a:<name>:grants        set     tenant ids, or `*`
+    {reg}:digests                hash    content digest -> how many versions have it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from loramux.adapters import registry_scripts as scripts
+from loramux.adapters.ref import DEFAULT_ALIAS, ModelRef, check_alias, check_name, model_not_found
+from loramux.adapters.types import AdapterVersion, RegistrationReport
+from loramux.errors import Conflict, NotFound, StoreUnavailable
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
+
+EVERYONE = "*"
+"""The grant that covers every tenant."""
+_SYNC_TIMEOUT_MS = 2000
+
+
+class Registered(NamedTuple):
+    version: AdapterVersion
+    created: bool
+    """False if the same content and metadata were registered under the name before."""
+
+
+class AdapterRecord(msgspec.Struct, frozen=True):
+    """All that is known of one adapter name."""
+
+    name: str
+    versions: tuple[AdapterVersion, ...]
+    """In order of number."""
+    aliases: dict[str, int]
+    grants: tuple[str, ...]
+    """Tenant ids in order, or `*`."""
+
+
+class Registry:
+    """Every change is one script. Errors of the Redis client pass through unchanged.
+
+    With `durable`, a change returns only once the server has it on disk (`WAITAOF 1 0`, which the server must know).
+    """
+
+    def __init__(self, client: Redis, *, durable: bool = False) -> None:
+        self._client = client
+        self._durable = durable
+
+    async def register(
+        self,
+        name: str,
+        base_digest: str,
+        digest: str,
+        report: RegistrationReport,
+        source: str,
+        tenants: Collection[str],
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Registered:
+        """Add a version, or find the one that has the same base, digest and metadata. `tenants` are granted besides those that are.
+
+        The first version sets the alias `prod`; later ones never move it. Raises `InvalidRequest` for a bad name.
+        """
+        check_name(name)
+        version = AdapterVersion(
+            name=name,
+            version=0,
+            digest=digest,
+            base_digest=base_digest,
+            state="ready",
+            created_at=time.time(),
+            report=report,
+            source=source,
+            metadata=dict(metadata or {}),
+        )
+        args = [name, digest, _content_key(version), msgspec.json.encode(version), DEFAULT_ALIAS, *tenants]
+        number, created, record = await self._write(scripts.REGISTER, args)
+        return Registered(_version(number, record), bool(created))
+
+    async def resolve(self, ref: ModelRef, tenant_id: str, *, base_digest: str | None = None) -> AdapterVersion:
+        """The exact version that a model name means to a tenant.
+
+        Raises the same `ModelNotFound` where the adapter, alias or version is unknown, where it is not granted to the tenant, and,
+        with `base_digest`, where the version is of another base.
+        """
+        if ref.adapter is None:
+            raise ValueError("the base is not in the registry")
+        found = await self._run(scripts.RESOLVE, [ref.adapter, tenant_id, ref.alias or "", str(ref.version or "")])
+        if not found:
+            raise model_not_found(ref.requested)
+        version = _version(*found)
+        if base_digest is not None and version.base_digest != base_digest:
+            raise model_not_found(ref.requested)
+        return version
+
+    async def visible(self, tenant_id: str) -> tuple[str, ...]:
+        """Names of the adapters that the tenant may use, in order."""
+        return tuple(sorted(_text(name) for name in await self._run(scripts.VISIBLE, [tenant_id])))
+
+    async def get(self, name: str) -> AdapterRecord:
+        """Raises `NotFound`."""
+        record = await self._record(name)
+        if record is None:
+            raise _no_adapter()
+        return record
+
+    async def get_version(self, name: str, version: int) -> AdapterVersion:
+        """Raises `NotFound`."""
+        for each in (await self.get(name)).versions:
+            if each.version == version:
+                return each
+        raise _no_version()
+
+    async def list(self) -> tuple[AdapterRecord, ...]:
+        """Every adapter, in order of name."""
+        names = sorted(_text(name) for name in await self._run(scripts.NAMES, []))
+        records = [await self._record(name) for name in names]
+        return tuple(record for record in records if record is not None)
+
+    async def set_alias(self, name: str, alias: str, version: int) -> None:
+        """Raises `InvalidRequest` for a bad alias, `NotFound` if there is no such version."""
+        check_alias(alias)
+        if not await self._write(scripts.SET_ALIAS, [name, alias, str(version)]):
+            raise _no_version()
+
+    async def set_grants(self, name: str, tenants: Collection[str]) -> None:
+        """Replace the grants. Raises `NotFound`."""
+        if not await self._write(scripts.SET_GRANTS, [name, *tenants]):
+            raise _no_adapter()
+
+    async def delete_version(self, name: str, version: int) -> None:
+        """Raises `NotFound`; `Conflict` while an alias points at it."""
+        found, alias = await self._write(scripts.DELETE_VERSION, [name, str(version)])
+        if alias:
+            raise Conflict(f"the alias {_text(alias)} points at {name}@{version}; move it first")
+        if not found:
+            raise _no_version()
+
+    async def delete_adapter(self, name: str) -> None:
+        """Delete every version, alias and grant of the name. Raises `NotFound`."""
+        if not await self._write(scripts.DELETE_ADAPTER, [name]):
+            raise _no_adapter()
+
+    async def digests(self) -> frozenset[str]:
+        """Content digests that some version has; contents of others can be deleted."""
+        return frozenset(_text(digest) for digest in await self._run(scripts.DIGESTS, []))
+
+    async def _record(self, name: str) -> AdapterRecord | None:
+        versions, aliases, grants = await self._run(scripts.RECORD, [name])
+        if not versions:
+            return None
+        return AdapterRecord(
+            name=name,
+            versions=tuple(sorted((_version(*pair) for pair in _pairs(versions)), key=lambda version: version.version)),
+            aliases={_text(alias): int(number) for alias, number in sorted(_pairs(aliases))},
+            grants=tuple(sorted(_text(tenant) for tenant in grants)),
+        )
+
+    async def _run(self, script: str, args: Sequence[Any]) -> Any:
+        return await self._client.eval(script, 1, scripts.KEY, *args)
+
+    async def _write(self, script: str, args: Sequence[Any]) -> Any:
+        if not self._durable:
+            return await self._run(script, args)
+        pipeline = self._client.pipeline(transaction=False)
+        pipeline.eval(script, 1, scripts.KEY, *args)
+        pipeline.execute_command("WAITAOF", 1, 0, _SYNC_TIMEOUT_MS)
+        result, (num_synced, _) = await pipeline.execute()
+        if not num_synced:
+            raise StoreUnavailable("the store has not written the change to its disk")
+        return result
+
+
+def _content_key(version: AdapterVersion) -> str:
+    parts = msgspec.json.encode([version.base_digest, version.digest, version.metadata], order="sorted")
+    return hashlib.sha256(parts).hexdigest()
+
+
+def _version(number: Any, record: Any) -> AdapterVersion:
+    """The record holds 0 for the number, which the store gave out after it was encoded."""
+    return msgspec.structs.replace(msgspec.json.decode(record, type=AdapterVersion), version=int(number))
+
+
+def _pairs(flat: Sequence[Any]) -> Iterable[tuple[Any, Any]]:
+    return zip(flat[::2], flat[1::2], strict=True)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _no_adapter() -> NotFound:
+    return NotFound("no such adapter")
+
+
+def _no_version() -> NotFound:
+    return NotFound("no such version of that adapter")

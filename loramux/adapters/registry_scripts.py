@@ -1,0 +1,153 @@
+"""The registry's Lua scripts; `registry.py` describes the keys. KEYS[1] is the names' set, from whose tag the others are made."""
+
+from __future__ import annotations
+
+KEY = "{reg}:names"
+
+_NAMED = """
+local name = ARGV[1]
+local meta = '{reg}:a:' .. name
+local versions, contents = meta .. ':versions', meta .. ':contents'
+local aliases, grants = meta .. ':aliases', meta .. ':grants'
+"""
+
+_FORGET_DIGEST = """
+local function forget_digest(number)
+  local digest = redis.call('HGET', meta, 'digest:' .. number)
+  redis.call('HDEL', meta, 'digest:' .. number)
+  if redis.call('HINCRBY', '{reg}:digests', digest, -1) <= 0 then
+    redis.call('HDEL', '{reg}:digests', digest)
+  end
+end
+"""
+
+REGISTER = (
+    _NAMED
+    + """
+local digest, content, record, default_alias = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
+for i = 6, #ARGV do
+  redis.call('SADD', grants, ARGV[i])
+end
+local existing = redis.call('HGET', contents, content)
+if existing then
+  return {existing, 0, redis.call('HGET', versions, existing)}
+end
+local number = redis.call('HINCRBY', meta, 'next', 1)
+local first = redis.call('HLEN', versions) == 0
+redis.call('SADD', KEYS[1], name)
+redis.call('HSET', versions, number, record)
+redis.call('HSET', contents, content, number)
+redis.call('HSET', meta, 'digest:' .. number, digest)
+redis.call('HINCRBY', '{reg}:digests', digest, 1)
+if first then
+  redis.call('HSET', aliases, default_alias, number)
+end
+return {number, 1, record}
+"""
+)
+
+RESOLVE = (
+    _NAMED
+    + """
+local tenant, alias, number = ARGV[2], ARGV[3], ARGV[4]
+if redis.call('SISMEMBER', grants, '*') == 0 and redis.call('SISMEMBER', grants, tenant) == 0 then
+  return false
+end
+if alias ~= '' then
+  number = redis.call('HGET', aliases, alias)
+end
+local record = number and redis.call('HGET', versions, number)
+if not record then
+  return false
+end
+return {number, record}
+"""
+)
+
+VISIBLE = """
+local found = {}
+for _, name in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+  local grants = '{reg}:a:' .. name .. ':grants'
+  if redis.call('SISMEMBER', grants, '*') == 1 or redis.call('SISMEMBER', grants, ARGV[1]) == 1 then
+    found[#found + 1] = name
+  end
+end
+return found
+"""
+
+NAMES = "return redis.call('SMEMBERS', KEYS[1])"
+
+DIGESTS = "return redis.call('HKEYS', '{reg}:digests')"
+
+RECORD = (
+    _NAMED
+    + """
+return {redis.call('HGETALL', versions), redis.call('HGETALL', aliases), redis.call('SMEMBERS', grants)}
+"""
+)
+
+SET_ALIAS = (
+    _NAMED
+    + """
+if redis.call('HEXISTS', versions, ARGV[3]) == 0 then
+  return 0
+end
+redis.call('HSET', aliases, ARGV[2], ARGV[3])
+return 1
+"""
+)
+
+SET_GRANTS = (
+    _NAMED
+    + """
+if redis.call('SISMEMBER', KEYS[1], name) == 0 then
+  return 0
+end
+redis.call('DEL', grants)
+for i = 2, #ARGV do
+  redis.call('SADD', grants, ARGV[i])
+end
+return 1
+"""
+)
+
+DELETE_VERSION = (
+    _NAMED
+    + _FORGET_DIGEST
+    + """
+local number = ARGV[2]
+if redis.call('HEXISTS', versions, number) == 0 then
+  return {0, ''}
+end
+local flat = redis.call('HGETALL', aliases)
+for i = 1, #flat, 2 do
+  if flat[i + 1] == number then
+    return {1, flat[i]}
+  end
+end
+local by_content = redis.call('HGETALL', contents)
+for i = 1, #by_content, 2 do
+  if by_content[i + 1] == number then
+    redis.call('HDEL', contents, by_content[i])
+  end
+end
+redis.call('HDEL', versions, number)
+forget_digest(number)
+return {1, ''}
+"""
+)
+
+DELETE_ADAPTER = (
+    _NAMED
+    + _FORGET_DIGEST
+    + """
+if redis.call('SREM', KEYS[1], name) == 0 then
+  return 0
+end
+for _, number in ipairs(redis.call('HKEYS', versions)) do
+  forget_digest(number)
+end
+redis.call('DEL', versions, contents, aliases, grants)
+return 1
+"""
+)
