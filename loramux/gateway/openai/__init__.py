@@ -1,0 +1,1 @@
+"""The OpenAI-compatible routes: wire models, translation to engine requests, responses and streams."""

@@ -1,0 +1,108 @@
+"""Reads a request body: JSON to a wire model, with every mistake told by a JSON pointer, and no field ignored that could matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from loramux.errors import InvalidRequest, UnsupportedParameter
+from loramux.gateway.openai.wire import Body
+
+B = TypeVar("B", bound=Body)
+
+IGNORED = frozenset(
+    {
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"),
+        *("prediction", "request_id", "include_obfuscation"),
+    }
+)
+"""Fields that can't change what is generated."""
+
+NO_REQUEST: dict[str, tuple[object, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "tool_calls": ([],),
+    "annotations": ([],),
+    "modalities": (["text"],),
+    "enforcement": ("strict",),
+    "best_of": (1,),
+    "suffix": ("",),
+    "echo": (False,),
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "early_stopping": (False,),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True, False),
+    "include_stop_str_in_output": (False,),
+    "add_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+    "continue_final_message": (False,),
+    "chat_template_kwargs": ({},),
+    "documents": ([],),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "continuous_usage_stats": (False,),
+    "allowed_token_ids": ([],),
+}
+"""Values of fields not built that ask for nothing."""
+
+_MESSAGES = {"missing": "this field is required", "model_type": "the body should be a JSON object"}
+
+
+def parse(model: type[B], body: bytes) -> B:
+    """Raises `InvalidRequest` for anything malformed, `UnsupportedParameter` for a field that is not known to be harmless."""
+    try:
+        parsed = model.model_validate_json(body)
+    except ValidationError as error:
+        raise _first_mistake(error) from None
+    refuse_unknown(parsed)
+    return parsed
+
+
+def refuse_unknown(parsed: Body) -> None:
+    for pointer, field, value in _unknown(parsed, ""):
+        if value is None or field in IGNORED or _asks_nothing(field, value):
+            continue
+        raise UnsupportedParameter(f"the parameter {field!r} is not supported here", param=pointer)
+
+
+def _asks_nothing(field: str, value: Any) -> bool:
+    return any(type(value) is type(harmless) and value == harmless for harmless in NO_REQUEST.get(field, ()))
+
+
+def _unknown(value: Any, pointer: str) -> Iterator[tuple[str, str, Any]]:
+    if isinstance(value, list):
+        for position, item in enumerate(value):
+            yield from _unknown(item, f"{pointer}/{position}")
+    if isinstance(value, BaseModel):
+        for field, item in (value.model_extra or {}).items():
+            yield pointer + to_pointer([field]), field, item
+        for field, info in type(value).model_fields.items():
+            yield from _unknown(getattr(value, field), f"{pointer}/{info.alias or field}")
+
+
+def to_pointer(path: Sequence[str | int]) -> str:
+    """A JSON pointer (RFC 6901)."""
+    return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in path)
+
+
+def _first_mistake(error: ValidationError) -> InvalidRequest:
+    mistake = error.errors(include_url=False, include_input=False)[0]
+    kind, message = mistake["type"], mistake["msg"]
+    if kind == "json_invalid":
+        return InvalidRequest(f"the body is not valid JSON: {message.partition(': ')[2]}")
+    pointer = to_pointer(_path_in_body(mistake["loc"]))
+    return InvalidRequest(_MESSAGES.get(kind, message[:1].lower() + message[1:]), param=pointer or None)
+
+
+def _path_in_body(location: tuple[int | str, ...]) -> list[int | str]:
+    """pydantic's location without the names it gives to members of unions and to keys."""
+    steps = list(location)
+    if steps[:1] == ["response_format"] and len(steps) > 1:
+        del steps[1]
+    return [step for step in steps if not (isinstance(step, str) and (step.startswith("<") or step == "[key]"))]
