@@ -42,7 +42,7 @@ def test_numbers_are_even_and_unrelated() -> None:
     count, zeros = list(range(num)), [0] * num
     for arguments in ((count, zeros, zeros), (zeros, count, zeros), (zeros, zeros, count)):
         drawn = uniforms(*arguments)
-        assert 0 <= drawn.min() and drawn.max() < 1
+        assert drawn.min() >= 0 and drawn.max() < 1
         histogram, _ = np.histogram(drawn, bins=100, range=(0, 1))
         chi_square = ((histogram - num / 100) ** 2 / (num / 100)).sum()
         assert chi_square < 170, "99 degrees of freedom: above 170 once in 100,000"
