@@ -20,7 +20,7 @@ from loramux.engine.model.decoder import DecoderModel
 from loramux.engine.model.load import load_model
 from loramux.engine.prefix import BLOCK_SIZE
 from loramux.engine.runner import ModelRunner
-from loramux.engine.types import EngineInfo, GenerationRequest
+from loramux.engine.types import EngineInfo
 from loramux.errors import StartupFailed
 from loramux.grammar.service import WorkerGrammarService
 from loramux.kernels.select import select_ops
@@ -88,10 +88,7 @@ def _device(device: str) -> str:
 def _num_blocks(config: EngineConfig, model: DecoderModel) -> int:
     """How many KV blocks the memory budget holds."""
     kv_bytes = config.kv_cache_gib * GIB if config.kv_cache_gib is not None else min(4 * GIB, _memory_bytes() / 8)
-    itemsize = torch.empty((), dtype=model.dtype).element_size()
-    shape = model.config
-    block_bytes = 2 * shape.num_layers * BLOCK_SIZE * shape.num_kv_heads * shape.head_dim * itemsize
-    return int(kv_bytes // block_bytes)
+    return int(kv_bytes // (model.kv_bytes_per_token() * BLOCK_SIZE))
 
 
 def _memory_bytes() -> int:

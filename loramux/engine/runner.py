@@ -36,13 +36,8 @@ class ModelRunner:
     def __init__(self, model: DecoderModel, ops: Ops, *, num_blocks: int, max_num_seqs: int) -> None:
         self._model = model
         self._ops = ops
-        config = model.config
-        shape = (num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
-        self._kv = [
-            (torch.zeros(shape, dtype=model.dtype, device=model.device), torch.zeros(shape, dtype=model.dtype, device=model.device))
-            for _ in range(config.num_layers)
-        ]
-        self._bitmask = torch.zeros((max_num_seqs, -(-config.vocab_size // 32)), dtype=torch.int32)
+        self._kv = model.new_kv_caches(num_blocks, BLOCK_SIZE)
+        self._bitmask = torch.zeros((max_num_seqs, -(-model.config.vocab_size // 32)), dtype=torch.int32)
         self._mask_filler = ThreadPoolExecutor(1, thread_name_prefix="mask")
 
     def close(self) -> None:
