@@ -1,0 +1,1 @@
+"""Admin routes: tenants, keys, adapter versions, aliases, grants, engines."""

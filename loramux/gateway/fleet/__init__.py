@@ -1,0 +1,1 @@
+"""Engine processes that this gateway starts and watches."""
