@@ -46,7 +46,7 @@ class Tally:
     first_s: list[float] = field(default_factory=list)
     """Time to the first token of each request."""
     gap_s: list[float] = field(default_factory=list)
-    """Time between the events of a request that carry tokens."""
+    """Time between the events of a request that carry text."""
     errors: list[str] = field(default_factory=list)
     num_done: int = 0
 
@@ -107,7 +107,7 @@ async def complete(client: httpx.AsyncClient, model: str, prompt: str, num_token
         if response.status_code != 200:
             raise RuntimeError(f"{response.status_code} {(await response.aread()).decode()}")
         async for data in events(response):
-            if data.get("choices"):
+            if any(choice["text"] for choice in data["choices"]):
                 times.append(time.perf_counter())
             if usage := data.get("usage"):
                 tally.num_tokens_in += usage["prompt_tokens"]
