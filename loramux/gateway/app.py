@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Scope
 from loramux.gateway import health
 from loramux.gateway.admin import adapters, engines, keys, tenants
 from loramux.gateway.http_errors import install_error_handlers
+from loramux.gateway.metrics import ObserveRequests
 from loramux.gateway.middleware import BodyLimit, RequestContext
 from loramux.gateway.openai import routes
 from loramux.gateway.services import Services
@@ -40,4 +41,4 @@ def create_app(services: Services) -> ASGIApp:
     app: ASGIApp = BodyLimit(create_routes(services), body_limit_bytes)
     if settings.cors_origin:
         app = CORSMiddleware(app, allow_origins=settings.cors_origin, allow_methods=["*"], allow_headers=["*"])
-    return RequestContext(app)
+    return ObserveRequests(RequestContext(app), services.metrics)

@@ -5,12 +5,14 @@ Labels that clients or tenants choose are bounded in number: what comes after th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loramux.engine.types import EngineStats, RequestEnd
 
@@ -19,6 +21,8 @@ OTHER = "other"
 BASE = "base"
 """The adapter label of requests to the base alone."""
 
+_NO_STATUS = 500
+"""Of a request that ended without one."""
 _FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _BETWEEN_TOKENS_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _DURATION_S = (0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -37,6 +41,32 @@ class BoundedLabel:
                 return OTHER
             self._seen.add(value)
         return value
+
+
+class ObserveRequests:
+    """Pure ASGI, outermost: counts and times every request by its route's template."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app = app
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        status, started = _NO_STATUS, time.monotonic()
+
+        async def send_observed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_observed)
+        finally:
+            route = getattr(scope.get("route"), "path", OTHER)
+            self.metrics.observe_request(route, status, time.monotonic() - started)
+        return None
 
 
 class Metrics:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from loramux.adapters.contents import ContentStore
 from loramux.adapters.registry import Registry
 from loramux.engine.interface import Engine
+from loramux.gateway.in_flight import InFlight
 from loramux.gateway.metrics import Metrics
 from loramux.gateway.settings import Settings
 from loramux.gateway.store.client import Store
@@ -32,3 +33,8 @@ class Services:
     """Set once the engine has been ready for the first time."""
     draining: bool = False
     """Set by SIGTERM: requests in flight finish, new ones are refused."""
+    in_flight: InFlight = field(init=False)
+    """Counts requests to the engine; draining waits for it to be empty."""
+
+    def __post_init__(self) -> None:
+        self.in_flight = InFlight(self.metrics)
