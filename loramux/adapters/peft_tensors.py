@@ -66,12 +66,11 @@ def refuse_pickles(file_names: Collection[str]) -> None:
 
 def read_tensors(tensors: bytes) -> tuple[AdapterTensor, ...]:
     """Every tensor in order of name. Raises `AdapterInvalid` if the file is malformed or names a tensor twice."""
-    if tensors.startswith(_PICKLE_STARTS):
-        raise AdapterInvalid("adapter_model.safetensors is a pickle, which can run code when it is read; save it as safetensors")
     try:
         entries = safetensors.deserialize(tensors)  # type: ignore[no-untyped-call]
     except safetensors.SafetensorError as error:
-        raise AdapterInvalid(f"adapter_model.safetensors is malformed: {error}") from None
+        kind = "a pickle, which can run code when it is read" if tensors.startswith(_PICKLE_STARTS) else f"malformed: {error}"
+        raise AdapterInvalid(f"adapter_model.safetensors is {kind}") from None
     found = sorted((_tensor(name, entry) for name, entry in entries), key=lambda tensor: tensor.name)
     for one, other in pairwise(found):
         if one.name == other.name:
