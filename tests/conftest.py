@@ -21,7 +21,10 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     """The demo model's GGUF file: `LORAMUX_DEMO_MODEL`, or the copy that `loramux demo` fetched."""
+    from loramux.gateway.cli.demo_model import demo_model_path
+
     given = os.environ.get("LORAMUX_DEMO_MODEL")
-    if given:
-        return Path(given)
-    pytest.skip("set LORAMUX_DEMO_MODEL, or run `loramux demo --fetch-only`")
+    path = Path(given) if given else demo_model_path()
+    if not given and not path.exists():
+        pytest.skip("set LORAMUX_DEMO_MODEL, or run `loramux demo --fetch-only`")
+    return path

@@ -75,7 +75,7 @@ class SafetensorsSource:
         for path in paths:
             with _named(path):
                 file: Any = safe_open(path, framework="pt")
-                self._files.update({name: (path, file) for name in file.keys()})  # noqa: SIM118 - not a mapping
+                self._files.update(dict.fromkeys(file.keys(), (path, file)))
 
     def names(self) -> Iterable[str]:
         return self._files
