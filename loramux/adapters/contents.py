@@ -50,7 +50,11 @@ class ContentStore:
 
     def verify(self, digest: str) -> bool:
         """Whether the digest is there and intact."""
-        return self.has(digest) and _digest_or_none(self._read(digest)) == digest
+        try:
+            self.get(digest)
+        except NotFound:
+            return False
+        return True
 
     def put(self, digest: str, config: bytes, tensors: bytes) -> None:
         """Store on disk, fsynced; an intact entry is kept, a damaged one replaced.
@@ -60,9 +64,10 @@ class ContentStore:
         actual = content_digest(config, tensors)
         if actual != digest:
             raise AdapterInvalid(f"the adapter's bytes have the digest {actual}, not {digest}")
-        if self.verify(digest):
-            return
-        self.delete(digest)
+        if self.has(digest):
+            if self.verify(digest):
+                return
+            self.delete(digest)
         self._publish(self._write(config, tensors), self._entry(digest))
 
     def delete(self, digest: str) -> None:

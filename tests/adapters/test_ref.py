@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loramux.adapters.ref import NAME, ModelRef, check_alias, check_name, parse_model
@@ -62,12 +62,14 @@ def test_a_long_name_is_not_repeated_whole() -> None:
     assert len(raised.value.message) < 400
 
 
+@settings(deadline=None)
 @given(st.from_regex(NAME, fullmatch=True), st.integers(1, 999_999_999))
 def test_every_name_of_the_grammar_is_found(name: str, version: int) -> None:
     check_name(name)
     assert parse_model(f"gpt-oss:120b:{name}@{version}", SERVED) == ModelRef("gpt-oss:120b", name, version=version)
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_is_a_model_or_not_found(text: str) -> None:
     try:
