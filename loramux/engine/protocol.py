@@ -15,7 +15,8 @@ GATEWAY_TIMEOUT_S = 15.0
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
-    """First message of a gateway, and its heartbeat. Answered with `Welcome` once the engine is ready."""
+    """First message of a gateway, and its heartbeat. Answered with `Welcome` once the engine is ready, and only where the engine does not
+    know the connection: a second `Welcome` means that the engine has forgotten the gateway, and aborted what it had in flight."""
 
     gateway_id: str
 
