@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from fastapi import FastAPI
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Scope
 
@@ -35,7 +36,8 @@ def create_app(services: Services) -> ASGIApp:
     settings = services.settings
 
     def body_limit_bytes(scope: Scope) -> int:
-        upload = scope["method"] == "POST" and _UPLOAD_PATH.fullmatch(scope["path"]) is not None
+        multipart = Headers(scope=scope).get("content-type", "").lower().startswith("multipart/form-data")
+        upload = multipart and scope["method"] == "POST" and _UPLOAD_PATH.fullmatch(scope["path"]) is not None
         return int((settings.max_adapter_mib if upload else settings.max_body_mib) * _MIB)
 
     app: ASGIApp = BodyLimit(create_routes(services), body_limit_bytes)

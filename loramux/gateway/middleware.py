@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import secrets
@@ -56,12 +55,12 @@ class RequestContext:
             await self.app(scope, receive, send_with_ids)
         except Exception as error:
             if not isinstance(error, LoramuxError):
-                log.exception("request failed", extra={"request_id": request_id})
+                log.exception("request failed", extra={"fields": {"request_id": request_id}})
             if status:
                 raise
             await error_response(unexpected(error), request_id)(scope, receive, send_with_ids)
         finally:
-            access_log.info("request", extra=_access_fields(scope, state, status, time.monotonic() - started))
+            access_log.info("request", extra={"fields": _access_fields(scope, state, status, time.monotonic() - started)})
 
 
 def _access_fields(scope: Scope, state: MutableMapping[str, Any], status: int, duration_s: float) -> dict[str, Any]:
@@ -98,21 +97,3 @@ class BodyLimit:
             return message
 
         await self.app(scope, receive_counted, send)
-
-
-class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, and whatever `extra` named."""
-
-    _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
-
-    def format(self, record: logging.LogRecord) -> str:
-        line = {
-            "time": round(record.created, 3),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **{name: value for name, value in vars(record).items() if name not in self._STANDARD},
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)

@@ -1,0 +1,69 @@
+"""Bodies of the admin routes. A field that a body does not have, or that is not built yet, is a 400 `unsupported_parameter`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from loramux.errors import UnsupportedParameter
+
+Weight = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
+TenantIds = Annotated[list[str], Field(max_length=1000)]
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class NewTenant(Body):
+    id: str
+    weight: Weight = 1.0
+
+
+class TenantChange(Body):
+    weight: Weight
+
+
+class NewKeyBody(Body):
+    scopes: Annotated[list[str], Field(min_length=1, max_length=16)] = ["infer"]
+    expires_at: Annotated[AwareDatetime | None, Field(strict=False)] = None
+    """Unix seconds, or ISO 8601 with an offset."""
+
+
+class Source(Body):
+    uri: Annotated[str, Field(min_length=1, max_length=4096)]
+    sha256: Annotated[str, Field(pattern=r"^(sha256:)?[0-9a-f]{64}$")] | None = None
+    """Of adapter_model.safetensors."""
+
+
+class VersionFields(Body):
+    """What JSON and multipart registrations have in common."""
+
+    base: str
+    tenants: TenantIds = []
+
+
+class NewVersion(VersionFields):
+    source: Source
+
+
+class AliasTarget(Body):
+    version: Annotated[int, Field(ge=1)]
+
+
+class Grants(Body):
+    tenants: TenantIds
+
+
+async def no_conditions(request: Request) -> None:
+    """Conditional and idempotent requests would be answered as if they were not; better not at all."""
+    for header in ("if-match", "if-none-match", "idempotency-key"):
+        if header in request.headers:
+            raise UnsupportedParameter(f"The header {header} is not supported yet.", param=header)
+    for name in request.query_params:
+        raise UnsupportedParameter(f"The query parameter {name} is not supported.", param=name)
+
+
+NO_CONDITIONS: list[Any] = [Depends(no_conditions)]

@@ -1,0 +1,48 @@
+"""`/admin/v1/tenants`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import APIRouter
+
+from loramux.gateway.admin.bodies import NO_CONDITIONS, NewTenant, TenantChange
+from loramux.gateway.deps import AdminPrincipal, ServicesDep
+
+router = APIRouter(prefix="/admin/v1/tenants", dependencies=NO_CONDITIONS)
+
+
+@router.post("", status_code=201)
+async def create_tenant(principal: AdminPrincipal, services: ServicesDep, body: NewTenant) -> dict[str, Any]:
+    return asdict(await services.tenants.create(body.id, body.weight))
+
+
+@router.get("")
+async def list_tenants(principal: AdminPrincipal, services: ServicesDep) -> dict[str, Any]:
+    return {"data": [asdict(tenant) for tenant in await services.tenants.list()]}
+
+
+@router.get("/{tenant_id}")
+async def get_tenant(principal: AdminPrincipal, services: ServicesDep, tenant_id: str) -> dict[str, Any]:
+    return asdict(await services.tenants.get(tenant_id))
+
+
+@router.patch("/{tenant_id}")
+async def change_tenant(principal: AdminPrincipal, services: ServicesDep, tenant_id: str, body: TenantChange) -> dict[str, Any]:
+    return asdict(await services.tenants.set_weight(tenant_id, body.weight))
+
+
+@router.delete("/{tenant_id}", status_code=204)
+async def delete_tenant(principal: AdminPrincipal, services: ServicesDep, tenant_id: str) -> None:
+    """Its grants go first, so that a later tenant of the same id inherits none."""
+    await services.tenants.get(tenant_id)
+    for record in await services.registry.list():
+        if tenant_id in record.grants:
+            await services.registry.set_grants(record.name, [grant for grant in record.grants if grant != tenant_id])
+    await services.tenants.delete(tenant_id)
+
+
+@router.post("/{tenant_id}/rotate-salt")
+async def rotate_salt(principal: AdminPrincipal, services: ServicesDep, tenant_id: str) -> dict[str, Any]:
+    return asdict(await services.tenants.rotate_salt(tenant_id))

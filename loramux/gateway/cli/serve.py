@@ -1,0 +1,234 @@
+"""`loramux serve`: puts the gateway together, runs it until SIGTERM or SIGINT, and takes it apart again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+import uvloop
+
+from loramux.adapters.contents import ContentStore
+from loramux.adapters.registry import Registry
+from loramux.engine.checkpoint import open_checkpoint
+from loramux.engine.client import EngineClient
+from loramux.engine.config import EngineConfig
+from loramux.engine.json_log import log_to_stderr
+from loramux.errors import InvalidRequest, NotFound, StartupFailed
+from loramux.gateway.app import create_app
+from loramux.gateway.fleet.supervisor import Supervisor
+from loramux.gateway.metrics import Metrics
+from loramux.gateway.runtime_dir import make_runtime_dir
+from loramux.gateway.services import Services
+from loramux.gateway.settings import Settings, check_exposure
+from loramux.gateway.store.embedded import lock_data_dir
+from loramux.gateway.store.open import open_store
+from loramux.gateway.tenancy.store import TenantStore
+from loramux.gateway.tokenizer import ChatTokenizer
+
+log = logging.getLogger("loramux.gateway")
+
+_KEEP_ALIVE_S = 75
+_BACKLOG = 2048
+
+
+def run_server(settings: Settings) -> int:
+    """Serve until told to stop; the exit code. A start that fails is one line on standard error and the code 1."""
+    log_to_stderr()
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    try:
+        check_exposure(settings)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings))
+    except StartupFailed as error:
+        print(f"loramux: {' '.join(error.message.split())}", file=sys.stderr)
+        return 1
+    return 0
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with signals left to us: its own handling ends the process by the signal instead of with 0."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(settings: Settings) -> None:
+    async with AsyncExitStack() as stack:
+        stop = _stop_on_signals()
+        listener = stack.enter_context(_listen(settings.host, settings.port))
+        services, supervisor = await stack.enter_async_context(_services(settings))
+        server = _Server(_server_config(services))
+        starting = asyncio.create_task(_start_engine(services, supervisor))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({starting, serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if starting.done() and not starting.cancelled():
+                starting.result()
+                _log_start(services, listener)
+                watching = stack.enter_context(_cancelled_at_the_end(supervisor.watch()))
+                await asyncio.wait({serving, stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            services.draining = True
+            server.should_exit = True
+            starting.cancel()
+            stopping.cancel()
+            await asyncio.gather(serving, starting, stopping, return_exceptions=True)
+
+
+async def _start_engine(services: Services, supervisor: Supervisor) -> None:
+    await supervisor.start()
+    services.started = True
+
+
+def _stop_on_signals() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+@contextmanager
+def _cancelled_at_the_end(work: Coroutine[Any, Any, None]) -> Iterator[asyncio.Task[None]]:
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+
+
+@contextmanager
+def _listen(host: str, port: int) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            raise StartupFailed(f"can't listen on {host} port {port}: {error.strerror or error}; give another --host or --port") from None
+        listener.setblocking(False)
+        yield listener
+
+
+@asynccontextmanager
+async def _services(settings: Settings) -> AsyncIterator[tuple[Services, Supervisor]]:
+    """Every part but a running engine, in the order in which each needs the ones before."""
+    async with AsyncExitStack() as stack:
+        data_dir = settings.data_dir.expanduser().absolute()
+        lock = lock_data_dir(data_dir)
+        stack.callback(os.close, lock)
+        runtime_dir = make_runtime_dir()
+        stack.callback(shutil.rmtree, runtime_dir, ignore_errors=True)
+        checkpoint = await asyncio.to_thread(open_checkpoint, settings.model, data_dir / "checkpoints")
+        store = await stack.enter_async_context(open_store(settings.store_url, data_dir, runtime_dir, lock))
+        tenants = TenantStore(store)
+        await _prepare_tenants(tenants, settings)
+        registry = Registry(store.client, durable=store.durable)
+        contents = ContentStore(data_dir / "adapters")
+        await _drop_unnamed(contents, registry)
+        endpoint = f"ipc://{runtime_dir / 'engine-0.ipc'}"
+        engine = EngineClient(endpoint, lambda digest: _find_contents(contents, digest))
+        await engine.start()
+        stack.push_async_callback(engine.close)
+        metrics = Metrics()
+        metrics.watch_engine(lambda: engine.stats)
+        services = Services(
+            settings=settings,
+            store=store,
+            tenants=tenants,
+            registry=registry,
+            contents=contents,
+            engine=engine,
+            tokenizer=ChatTokenizer(checkpoint.files_dir),
+            metrics=metrics,
+            served_model_name=settings.served_model_name or checkpoint.name,
+        )
+        supervisor = Supervisor(_engine_config(settings, endpoint, data_dir), engine)
+        stack.push_async_callback(supervisor.stop)
+        yield services, supervisor
+
+
+async def _prepare_tenants(tenants: TenantStore, settings: Settings) -> None:
+    try:
+        made = await tenants.ensure_admin_key(os.environ.get("LORAMUX_ADMIN_KEY") or None)
+    except InvalidRequest as error:
+        raise StartupFailed(error.message) from None
+    if made is not None:
+        print(f"Admin key, shown only this once: {made}", flush=True)
+    if settings.no_auth:
+        await tenants.ensure_open_tenant()
+
+
+async def _drop_unnamed(contents: ContentStore, registry: Registry) -> None:
+    """Bytes that no version names any more: of deleted versions, or of registrations cut off half-way."""
+    named = await registry.digests()
+    for digest in contents.digests() - named:
+        await asyncio.to_thread(contents.delete, digest)
+
+
+def _find_contents(contents: ContentStore, digest: str) -> tuple[bytes, bytes] | None:
+    try:
+        found = contents.get(digest)
+    except NotFound:
+        return None
+    return found.config, found.tensors
+
+
+def _engine_config(settings: Settings, endpoint: str, data_dir: Path) -> EngineConfig:
+    """The engine on this host reads adapters from the gateway's own directory, which may be shared."""
+    return EngineConfig(
+        model=settings.model,
+        endpoint=endpoint,
+        data_dir=str(data_dir),
+        device=settings.device,
+        dtype=settings.dtype,
+        max_model_len=settings.max_model_len,
+        kv_cache_gib=settings.kv_cache_gib,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_loras=settings.max_loras,
+        max_lora_rank=settings.max_lora_rank,
+        lora_host_gib=settings.lora_host_gib,
+        num_threads=settings.num_threads,
+    )
+
+
+def _server_config(services: Services) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(services),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=int(services.settings.request_timeout),
+    )
+
+
+def _log_start(services: Services, listener: socket.socket) -> None:
+    info = services.engine.info
+    host, port = listener.getsockname()[:2]
+    fields = {
+        "url": f"http://{host}:{port}",
+        "model": services.served_model_name,
+        "device": info.device if info else None,
+        "kernels": info.kernels if info else None,
+        "kv_capacity_tokens": info.kv_capacity_tokens if info else None,
+        "max_model_len": info.base.max_model_len if info else None,
+    }
+    log.info("serving", extra={"fields": fields})
