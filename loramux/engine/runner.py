@@ -55,7 +55,7 @@ class ModelRunner:
             self._kv,
             batch.attention,
             lora_terms(batch.segments),
-            torch.tensor([row for chunk_rows in rows for row in chunk_rows]),
+            torch.tensor([row for chunk_rows in rows for row in chunk_rows], dtype=torch.int64),
         )
         if masks is not None:
             masks.result()
@@ -83,7 +83,7 @@ class ModelRunner:
             if chunk.samples:
                 sampling.append(chunk)
                 sampling_rows.append(row - 1)
-        picked = logits if len(sampling_rows) == len(logits) else logits[torch.tensor(sampling_rows, dtype=torch.long)]
+        picked = logits if len(sampling_rows) == len(logits) else logits[torch.tensor(sampling_rows, dtype=torch.int64)]
         bitmask = self._bitmask[: plan.num_mask_rows] if plan.num_mask_rows else None
         tokens = sample(picked, [_sample_row(chunk) for chunk in sampling], bitmask, self._ops) if sampling else []
         sampled: dict[Chunk, SampledToken] = dict(zip(sampling, tokens, strict=True))

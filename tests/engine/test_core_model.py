@@ -87,14 +87,14 @@ def _contents(directory: Path) -> tuple[bytes, bytes]:
 
 @pytest.fixture(scope="module")
 def core(tiny_llama: Path, adapters: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCore]:
-    """24 blocks and 2 slots for 3 adapters: both run short."""
+    """12 blocks and 2 slots for 3 adapters: both run short."""
     config = EngineConfig(
         model=str(tiny_llama),
         endpoint="",
         data_dir=str(tmp_path_factory.mktemp("engine")),
         device="cpu",
         dtype="float32",
-        kv_cache_gib=24 * BLOCK_BYTES / (1 << 30),
+        kv_cache_gib=12 * BLOCK_BYTES / (1 << 30),
         max_num_seqs=8,
         max_num_batched_tokens=48,
         max_loras=2,
