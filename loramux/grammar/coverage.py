@@ -26,8 +26,8 @@ from loramux.grammar.schema_values import (
 from loramux.grammar.types import KeywordRefusal
 
 ANNOTATIONS = frozenset(
-    "title description default examples example deprecated readOnly writeOnly $comment $schema $defs definitions "
-    "contentEncoding contentMediaType contentSchema discriminator nullable".split()
+    {"title", "description", "default", "examples", "example", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"}
+    | {"$defs", "definitions", "contentEncoding", "contentMediaType", "contentSchema", "discriminator", "nullable"}
 )
 """Change nothing about what is valid. `discriminator` and `nullable` are OpenAPI's words, which JSON Schema does not know."""
 
@@ -99,6 +99,9 @@ class _Edges(NamedTuple):
     """One of these must, if there are any."""
     same_value: tuple[str, ...] = ()
     """Those that look at the very value that this one looks at."""
+
+    def are_met(self, productive: set[str]) -> bool:
+        return productive.issuperset(self.needed) and (not self.alternatives or not productive.isdisjoint(self.alternatives))
 
 
 class _Walk:
@@ -181,7 +184,7 @@ class _Walk:
         if not branches:
             self._refuse(pointer, keyword, "allows no value")
         if keyword == "oneOf" and not are_disjoint([schema[keyword][index] for index in branches], self._dereference):
-            self._refuse(pointer, keyword, "is enforced only where no value can match two branches, told by type, const, enum or a property")
+            self._refuse(pointer, keyword, "is enforced only where type, const, enum or a property tells the branches apart")
         children = tuple(self._child(pointer, keyword, index) for index in branches)
         return _Edges(alternatives=children, same_value=children)
 
@@ -251,7 +254,7 @@ class _Walk:
                 self._refuse(pointer, keyword, f"has more than {MAX_DIGITS} digits")
                 return
         step = schema.get("multipleOf")
-        if step is not None and (one == "number" or not isinstance(step, int) and not step.is_integer()):
+        if step is not None and (one == "number" or as_decimal(step) % 1 != 0):
             self._refuse(pointer, "multipleOf", "is enforced for integers only")
             return
         if one == "integer":
@@ -302,7 +305,8 @@ class _Walk:
         needed = [children[name] for name in required if name in children]
         if isinstance(extra, dict):
             child = self._child(pointer, "additionalProperties")
-            needed += [child] if any(name not in properties for name in required) or schema.get("minProperties", 0) > len(properties) else []
+            must_have = any(name not in properties for name in required) or schema.get("minProperties", 0) > len(properties)
+            needed += [child] if must_have else []
         return needed
 
     def _check_counts(self, pointer: str, schema: dict[str, Any]) -> None:
@@ -347,13 +351,10 @@ def _unproductive(edges: dict[str, _Edges]) -> list[str]:
     """Schemas that no finite value meets, by rounds: those whose needs are met join until none does."""
     productive: set[str] = set()
     while True:
-        joining = [
-            pointer
-            for pointer, one in edges.items()
-            if pointer not in productive and productive.issuperset(one.needed) and (not one.alternatives or productive & {*one.alternatives})
-        ]
+        waiting = [pointer for pointer in edges if pointer not in productive]
+        joining = [pointer for pointer in waiting if edges[pointer].are_met(productive)]
         if not joining:
-            return [pointer for pointer in edges if pointer not in productive]
+            return waiting
         productive.update(joining)
 
 

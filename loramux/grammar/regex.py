@@ -57,8 +57,7 @@ Node = Chars | Anchor | Sequence | Alternation | Repeat
 _DIGIT: Ranges = ((0x30, 0x39),)
 _WORD: Ranges = ((0x30, 0x39), (0x41, 0x5A), (0x5F, 0x5F), (0x61, 0x7A))
 _SPACE: Ranges = union(
-    [(9, 13), (32, 32), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F)]
-    + [(0x3000, 0x3000)]
+    (code, code) for code in [*range(9, 14), 0x20, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000]
 )
 _PERHAPS_SPACE: Ranges = union([*_SPACE, (0x1C, 0x1F), (0x85, 0x85), (0xFEFF, 0xFEFF)])
 """White space to Python or to ECMA-262; \\s is what both agree on, and \\S what neither counts."""
@@ -130,7 +129,7 @@ class _Parser:
         if self._peek() != "{" or end < 0:
             return None
         low, comma, high = self._text[self._at + 1 : end].partition(",")
-        if not (low.isascii() and low.isdigit() and len(low) < 8) or not (high == "" or (high.isascii() and high.isdigit() and len(high) < 8)):
+        if not _is_count(low) or not (high == "" or _is_count(high)):
             if low.isdigit() or (not low and high.isdigit()):
                 raise RegexUnsupported("a repetition that engines read differently")
             return None
@@ -223,6 +222,10 @@ class _Parser:
         if self._take("b"):
             return _one(0x08)
         return self._escape()
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 8
 
 
 def _one(code: int) -> Ranges:

@@ -35,8 +35,8 @@ class NumberBounds(NamedTuple):
 
 def number_bounds(schema: dict[str, Any]) -> NumberBounds:
     """The stricter of each pair; an exclusive bound is stricter than an equal one that is not."""
-    lows = [Bound(as_decimal(schema[key]), exclusive) for key, exclusive in (("minimum", False), ("exclusiveMinimum", True)) if key in schema]
-    highs = [Bound(as_decimal(schema[key]), exclusive) for key, exclusive in (("maximum", False), ("exclusiveMaximum", True)) if key in schema]
+    lows = [Bound(as_decimal(schema[key]), key != "minimum") for key in ("minimum", "exclusiveMinimum") if key in schema]
+    highs = [Bound(as_decimal(schema[key]), key != "maximum") for key in ("maximum", "exclusiveMaximum") if key in schema]
     return NumberBounds(max(lows, default=None), min(highs, key=lambda bound: (bound.value, not bound.exclusive), default=None))
 
 

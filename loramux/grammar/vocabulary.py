@@ -54,7 +54,7 @@ def _pieces(vocab: Any) -> list[tuple[str, int]]:
 
 
 def _decoder(tokenizer: dict[str, Any]) -> Any:
-    kinds = {part.get("type") for part in _parts(tokenizer.get("decoder"))} | {part.get("type") for part in _parts(tokenizer.get("pre_tokenizer"))}
+    kinds = {part.get("type") for name in ("decoder", "pre_tokenizer") for part in _parts(tokenizer.get(name))}
     if "ByteLevel" in kinds:
         return _ByteLevel()
     if "ByteFallback" in kinds or tokenizer["model"].get("byte_fallback"):

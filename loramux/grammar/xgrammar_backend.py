@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from loramux.grammar.xgrammar_core import core
 if TYPE_CHECKING:
     import torch
 
+Words = np.ndarray[Any, np.dtype[np.int32]]
+_SOURCE_PLACE = re.compile(r"^.*?\.(?:cc|h):\d+: ")
 _RAW = 0
 """xgrammar's vocabulary type for tokens given as their bytes."""
 
@@ -36,8 +39,12 @@ class Compiler:
         except (RuntimeError, ValueError, TypeError) as error:
             if "bad_alloc" in str(error):
                 raise GrammarTooComplex("compiling the grammar needs too much memory") from None
-            lines = str(error).strip().splitlines() or ["no reason given"]
-            raise InvalidRequest(f"the grammar can't be compiled: {lines[0].rpartition('] ')[2]}") from None
+            raise InvalidRequest(f"the grammar can't be compiled: {_first_line(error)}") from None
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or ["no reason given"]
+    return _SOURCE_PLACE.sub("", lines[0])
 
 
 class Loader:
@@ -53,7 +60,7 @@ class Loader:
         return XgrammarGrammar(compiled, self._legal, self._ends, len(serialized) + int(compiled.memory_size_bytes()))
 
 
-def _bits(vocab_size: int, token_ids: list[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
+def _bits(vocab_size: int, token_ids: list[int]) -> Words:
     """Int32 [ceil(vocab_size / 32)], bit i of word i // 32 set for the ids given."""
     flags = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
     flags[token_ids] = 1
@@ -63,9 +70,7 @@ def _bits(vocab_size: int, token_ids: list[int]) -> np.ndarray[Any, np.dtype[np.
 class XgrammarGrammar:
     """Implements `CompiledGrammar`."""
 
-    def __init__(
-        self, compiled: Any, legal: np.ndarray[Any, np.dtype[np.int32]], ends: np.ndarray[Any, np.dtype[np.int32]], num_bytes: int
-    ) -> None:
+    def __init__(self, compiled: Any, legal: Words, ends: Words, num_bytes: int) -> None:
         self._compiled = compiled
         self._legal = legal
         self._ends = ends
@@ -78,11 +83,11 @@ class XgrammarGrammar:
 class XgrammarMatcher:
     """Implements `Matcher`. The mask of the next token is computed once, when `ended` or `fill` first needs it."""
 
-    def __init__(self, handle: Any, legal: np.ndarray[Any, np.dtype[np.int32]], ends: np.ndarray[Any, np.dtype[np.int32]]) -> None:
+    def __init__(self, handle: Any, legal: Words, ends: Words) -> None:
         self._handle = handle
         self._legal = legal
         self._ends = ends
-        self._mask: np.ndarray[Any, np.dtype[np.int32]] | None = None
+        self._mask: Words | None = None
 
     @property
     def ended(self) -> bool:
@@ -100,15 +105,16 @@ class XgrammarMatcher:
             raise EngineFailed(f"the bitmask has {bitmask.shape[1]} words, the vocabulary needs {len(self._legal)}")
         bitmask.numpy()[row] = self._next_mask()
 
-    def _next_mask(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+    def _next_mask(self) -> Words:
         if self._mask is None:
             self._mask = self._compute_mask()
         return self._mask
 
-    def _compute_mask(self) -> np.ndarray[Any, np.dtype[np.int32]]:
+    def _compute_mask(self) -> Words:
         if self._handle.is_terminated():
             return self._ends
         mask = np.empty((1, len(self._legal)), dtype=np.int32)
         self._handle.fill_next_token_bitmask(mask, 0, False)
         allowed = self._legal | self._ends if self._handle.is_completed() else self._legal
-        return mask[0] & allowed
+        masked: Words = mask[0] & allowed
+        return masked
