@@ -30,7 +30,7 @@ class AdapterTensor:
     """Without peft's prefix, where it has it."""
     dtype: str
     shape: tuple[int, ...]
-    data: bytes | bytearray
+    data: bytearray
     has_prefix: bool
 
     @property

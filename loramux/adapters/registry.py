@@ -4,7 +4,7 @@ Keys, all of one hash tag so that a script may touch any of them:
 
     {reg}:names                  set     adapters that have versions
     {reg}:a:<name>               hash    `next`: the last version number given out, which outlives the adapter, so that none is given
-                                         out twice; `digest:<number>`: a version's content digest
+                                         out twice; `digest:<number>`, `base:<number>`: of each version
     {reg}:a:<name>:versions      hash    version number -> AdapterVersion as JSON
     {reg}:a:<name>:contents      hash    what makes two registrations the same -> version number
     {reg}:a:<name>:aliases       hash    alias -> version number
@@ -87,7 +87,7 @@ class Registry:
             source=source,
             metadata=dict(metadata or {}),
         )
-        args = [name, digest, _content_key(version), msgspec.json.encode(version), DEFAULT_ALIAS, *tenants]
+        args = [name, digest, base_digest, _content_key(version), msgspec.json.encode(version), DEFAULT_ALIAS, *tenants]
         number, created, record = await self._write(scripts.REGISTER, args)
         return Registered(_version(number, record), bool(created))
 
@@ -107,9 +107,10 @@ class Registry:
             raise model_not_found(ref.requested)
         return version
 
-    async def visible(self, tenant_id: str) -> tuple[str, ...]:
-        """Names of the adapters that the tenant may use, in order."""
-        return tuple(sorted(_text(name) for name in await self._run(scripts.VISIBLE, [tenant_id])))
+    async def visible(self, tenant_id: str, *, base_digest: str | None = None) -> tuple[str, ...]:
+        """Names of the adapters that the tenant may use, in order; with `base_digest`, of those whose `prod` is of that base."""
+        found = await self._run(scripts.VISIBLE, [tenant_id, base_digest or "", DEFAULT_ALIAS])
+        return tuple(sorted(_text(name) for name in found))
 
     async def get(self, name: str) -> AdapterRecord:
         """Raises `NotFound`."""

@@ -14,7 +14,7 @@ local aliases, grants = meta .. ':aliases', meta .. ':grants'
 _FORGET_DIGEST = """
 local function forget_digest(number)
   local digest = redis.call('HGET', meta, 'digest:' .. number)
-  redis.call('HDEL', meta, 'digest:' .. number)
+  redis.call('HDEL', meta, 'digest:' .. number, 'base:' .. number)
   if redis.call('HINCRBY', '{reg}:digests', digest, -1) <= 0 then
     redis.call('HDEL', '{reg}:digests', digest)
   end
@@ -24,8 +24,8 @@ end
 REGISTER = (
     _NAMED
     + """
-local digest, content, record, default_alias = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-for i = 6, #ARGV do
+local digest, base, content, record, default_alias = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
+for i = 7, #ARGV do
   redis.call('SADD', grants, ARGV[i])
 end
 local existing = redis.call('HGET', contents, content)
@@ -37,7 +37,7 @@ local first = redis.call('HLEN', versions) == 0
 redis.call('SADD', KEYS[1], name)
 redis.call('HSET', versions, number, record)
 redis.call('HSET', contents, content, number)
-redis.call('HSET', meta, 'digest:' .. number, digest)
+redis.call('HSET', meta, 'digest:' .. number, digest, 'base:' .. number, base)
 redis.call('HINCRBY', '{reg}:digests', digest, 1)
 if first then
   redis.call('HSET', aliases, default_alias, number)
@@ -65,11 +65,19 @@ return {number, record}
 )
 
 VISIBLE = """
+local tenant, base, default_alias = ARGV[1], ARGV[2], ARGV[3]
+local function is_of_base(meta)
+  local number = redis.call('HGET', meta .. ':aliases', default_alias)
+  return number and redis.call('HGET', meta, 'base:' .. number) == base
+end
 local found = {}
 for _, name in ipairs(redis.call('SMEMBERS', KEYS[1])) do
-  local grants = '{reg}:a:' .. name .. ':grants'
-  if redis.call('SISMEMBER', grants, '*') == 1 or redis.call('SISMEMBER', grants, ARGV[1]) == 1 then
-    found[#found + 1] = name
+  local meta = '{reg}:a:' .. name
+  local grants = meta .. ':grants'
+  if redis.call('SISMEMBER', grants, '*') == 1 or redis.call('SISMEMBER', grants, tenant) == 1 then
+    if base == '' or is_of_base(meta) then
+      found[#found + 1] = name
+    end
   end
 end
 return found

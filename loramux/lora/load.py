@@ -96,14 +96,14 @@ def _pack(site: _PresentSite, buffer: _Buffer) -> SiteWeights:
         rank_end = rank_start + module.rank
         a[rank_start:rank_end].copy_(_float32(module.a))
         b = buffer.take(each.out_end - each.out_start, module.rank)
-        b.copy_(_float32(module.b).mul_(module.scale))
+        b.copy_(_float32(module.b).mul(module.scale))
         slices.append(SliceWeights(rank_start, rank_end, each.out_start, each.out_end, b))
         rank_start = rank_end
     return SiteWeights(a, tuple(slices))
 
 
 def _float32(tensor: AdapterTensor) -> torch.Tensor:
-    flat = torch.frombuffer(bytearray(tensor.data), dtype=_DTYPES[tensor.dtype])
+    flat = torch.frombuffer(tensor.data, dtype=_DTYPES[tensor.dtype])
     return flat.to(torch.float32).view(tensor.shape)
 
 

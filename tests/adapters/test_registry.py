@@ -71,6 +71,8 @@ async def test_unknown_and_not_granted_are_the_same(registry: Registry) -> None:
 async def test_an_adapter_of_another_base_is_not_found(registry: Registry) -> None:
     await add(registry, ONE)
     assert (await registry.resolve(ref("tickets"), "acme", base_digest=BASE.digest)).digest == ONE
+    assert await registry.visible("acme", base_digest=BASE.digest) == ("tickets",)
+    assert await registry.visible("acme", base_digest="sha256:other") == ()
     with pytest.raises(ModelNotFound):
         await registry.resolve(ref("tickets"), "acme", base_digest="sha256:other")
 
