@@ -27,37 +27,24 @@ def convert(source: Path, directory: Path) -> None:
         reader = gguf.GGUFReader(source)
     except (ValueError, OSError, IndexError, KeyError) as error:
         raise StartupFailed(f"it can't be read as GGUF ({error}); download it again") from error
-    fields = dict(reader.fields)
-    if _value(fields, "split.count", 1) > 1:
-        raise StartupFailed("it is one part of a split GGUF; merge the parts with llama.cpp's gguf-split")
-    tied = all(tensor.name != "output.weight" for tensor in reader.tensors)
-    config = _config(fields, vocab_size=_embedding_rows(reader), tied=tied)
+    config = config_of(reader)
     parse_config(config)
     directory.mkdir()
     _save_tokenizer(source, directory)
     _write(directory / "config.json", config)
-    eos = _end_ids(fields)
-    _write(directory / "generation_config.json", {"bos_token_id": config["bos_token_id"], "eos_token_id": eos})
+    _write(directory / "generation_config.json", {"bos_token_id": config["bos_token_id"], "eos_token_id": end_ids(reader)})
 
 
-def _value(fields: dict[str, Any], name: str, default: Any = None) -> Any:
-    return fields[name].contents() if name in fields else default
-
-
-def _embedding_rows(reader: gguf.GGUFReader) -> int:
-    for tensor in reader.tensors:
-        if tensor.name == "token_embd.weight":
-            return int(tensor.shape[1])
-    raise StartupFailed("it has no tensor token_embd.weight; download it again")
-
-
-def _config(fields: dict[str, Any], *, vocab_size: int, tied: bool) -> dict[str, Any]:
-    architecture = _value(fields, "general.architecture")
+def config_of(reader: gguf.GGUFReader) -> dict[str, Any]:
+    """The file's hyperparameters in the words of config.json. Raises `StartupFailed` for an architecture the decoder does not have."""
+    architecture = _value(reader, "general.architecture")
     if architecture not in _ARCHITECTURES:
         raise StartupFailed(f"GGUF architecture {architecture!r} is not supported; serve one of {', '.join(_ARCHITECTURES)}")
+    if _value(reader, "split.count", 1) > 1:
+        raise StartupFailed("it is one part of a split GGUF; merge the parts with llama.cpp's gguf-split")
 
     def of_model(name: str, default: Any = None) -> Any:
-        return _value(fields, f"{architecture}.{name}", default)
+        return _value(reader, f"{architecture}.{name}", default)
 
     num_heads, hidden_size = of_model("attention.head_count"), of_model("embedding_length")
     window = of_model("attention.sliding_window")
@@ -66,7 +53,7 @@ def _config(fields: dict[str, Any], *, vocab_size: int, tied: bool) -> dict[str,
     return {
         "architectures": ["MistralForCausalLM" if window else _ARCHITECTURES[architecture]],
         "model_type": "mistral" if window else architecture,
-        "vocab_size": vocab_size,
+        "vocab_size": _embedding_rows(reader),
         "hidden_size": hidden_size,
         "intermediate_size": of_model("feed_forward_length"),
         "num_hidden_layers": of_model("block_count"),
@@ -78,10 +65,33 @@ def _config(fields: dict[str, Any], *, vocab_size: int, tied: bool) -> dict[str,
         "rms_norm_eps": of_model("attention.layer_norm_rms_epsilon"),
         "rope_parameters": _rope_parameters(of_model),
         "sliding_window": window,
-        "tie_word_embeddings": tied,
-        "bos_token_id": _value(fields, "tokenizer.ggml.bos_token_id"),
-        "eos_token_id": _value(fields, "tokenizer.ggml.eos_token_id"),
+        "tie_word_embeddings": all(tensor.name != "output.weight" for tensor in reader.tensors),
+        "bos_token_id": _value(reader, "tokenizer.ggml.bos_token_id"),
+        "eos_token_id": _value(reader, "tokenizer.ggml.eos_token_id"),
     }
+
+
+def end_ids(reader: gguf.GGUFReader) -> list[int]:
+    """Every token that ends an answer, ascending."""
+    named = [_value(reader, f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
+    ids = {int(token_id) for token_id in named if token_id is not None}
+    tokens, types = _value(reader, "tokenizer.ggml.tokens", []), _value(reader, "tokenizer.ggml.token_type", [])
+    for token_id, (token, kind) in enumerate(zip(tokens, types, strict=False)):
+        if token in END_OF_TURN_TOKENS and kind in (gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED):
+            ids.add(token_id)
+    return sorted(ids)
+
+
+def _value(reader: gguf.GGUFReader, name: str, default: Any = None) -> Any:
+    field = reader.get_field(name)
+    return default if field is None else field.contents()
+
+
+def _embedding_rows(reader: gguf.GGUFReader) -> int:
+    for tensor in reader.tensors:
+        if tensor.name == "token_embd.weight":
+            return int(tensor.shape[1])
+    raise StartupFailed("it has no tensor token_embd.weight; download it again")
 
 
 def _rope_parameters(of_model: Any) -> dict[str, Any]:
@@ -92,16 +102,6 @@ def _rope_parameters(of_model: Any) -> dict[str, Any]:
         parameters["factor"] = of_model("rope.scaling.factor")
         parameters["original_max_position_embeddings"] = of_model("rope.scaling.original_context_length")
     return parameters
-
-
-def _end_ids(fields: dict[str, Any]) -> list[int]:
-    named = [_value(fields, f"tokenizer.ggml.{kind}_token_id") for kind in ("eos", "eot", "eom")]
-    ids = {int(token_id) for token_id in named if token_id is not None}
-    tokens, types = _value(fields, "tokenizer.ggml.tokens", []), _value(fields, "tokenizer.ggml.token_type", [])
-    for token_id, (token, kind) in enumerate(zip(tokens, types, strict=False)):
-        if token in END_OF_TURN_TOKENS and kind in (gguf.TokenType.CONTROL, gguf.TokenType.USER_DEFINED):
-            ids.add(token_id)
-    return sorted(ids)
 
 
 def _save_tokenizer(source: Path, directory: Path) -> None:
