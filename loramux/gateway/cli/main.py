@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -37,3 +37,16 @@ def serve(config: Path | None, flags: dict[str, Any]) -> None:
     from loramux.gateway.cli.serve import run_server
 
     raise typer.Exit(run_server(settings))
+
+
+@app.command()
+def demo(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8000,
+    data_dir: Annotated[Path | None, typer.Option(help="Where the demo model and the demo's own store are kept.")] = None,
+    examples: Annotated[Path | None, typer.Option(help="The directory examples/ of a clone, if it is not beside the package.")] = None,
+    fetch_only: Annotated[bool, typer.Option("--fetch-only", help="Only fetch the demo model, and print its directory.")] = False,
+) -> None:
+    """Fetch the demo model once, serve it with the demo adapters, and print a request to try."""
+    from loramux.gateway.cli.demo import run_demo, run_fetch
+
+    raise typer.Exit(run_fetch(data_dir) if fetch_only else run_demo(port, data_dir, examples))
