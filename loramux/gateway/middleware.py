@@ -18,6 +18,8 @@ from loramux.gateway.http_errors import error_response, unexpected
 access_log = logging.getLogger("loramux.access")
 log = logging.getLogger("loramux.gateway")
 
+_PROBES = frozenset({"/health/live", "/health/ready", "/metrics"})
+"""Asked every few seconds for ever; logged at DEBUG."""
 _CLIENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -60,7 +62,8 @@ class RequestContext:
                 raise
             await error_response(unexpected(error), request_id)(scope, receive, send_with_ids)
         finally:
-            access_log.info("request", extra={"fields": _access_fields(scope, state, status, time.monotonic() - started)})
+            level = logging.DEBUG if scope["path"] in _PROBES else logging.INFO
+            access_log.log(level, "request", extra={"fields": _access_fields(scope, state, status, time.monotonic() - started)})
 
 
 def _access_fields(scope: Scope, state: MutableMapping[str, Any], status: int, duration_s: float) -> dict[str, Any]:
