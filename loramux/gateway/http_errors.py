@@ -91,5 +91,6 @@ def install_error_handlers(app: FastAPI) -> None:
         return respond(request, from_http_exception(error))
 
     app.add_exception_handler(LoramuxError, loramux_error)
+    app.add_exception_handler(Exception, loramux_error)
     app.add_exception_handler(RequestValidationError, validation_error)
     app.add_exception_handler(HTTPException, http_exception)

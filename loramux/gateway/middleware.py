@@ -20,7 +20,8 @@ log = logging.getLogger("loramux.gateway")
 
 _PROBES = frozenset({"/health/live", "/health/ready", "/metrics"})
 """Asked every few seconds for ever; logged at DEBUG."""
-_CLIENT_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_CLIENT_ID = re.compile(r"(?!lmx_)[A-Za-z0-9._:-]{1,128}")
+"""Anything that could be a key by mistake is not echoed and not logged."""
 
 
 def new_request_id() -> str:
@@ -41,16 +42,18 @@ class RequestContext:
         state["request_id"] = request_id = new_request_id()
         client_id = Headers(scope=scope).get("x-client-request-id", "")
         state["client_request_id"] = client_id = client_id if _CLIENT_ID.fullmatch(client_id) else ""
-        status, started = 0, time.monotonic()
+        status, complete, started = 0, False, time.monotonic()
 
         async def send_with_ids(message: Message) -> None:
-            nonlocal status
+            nonlocal status, complete
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = request_id
                 if client_id:
                     headers["x-client-request-id"] = client_id
+            elif message["type"] == "http.response.body":
+                complete = not message.get("more_body", False)
             await send(message)
 
         try:
@@ -58,8 +61,10 @@ class RequestContext:
         except Exception as error:
             if not isinstance(error, LoramuxError):
                 log.exception("request failed", extra={"fields": {"request_id": request_id}})
+            if complete:
+                return
             if status:
-                raise
+                raise  # half a response: the server must cut the connection
             await error_response(unexpected(error), request_id)(scope, receive, send_with_ids)
         finally:
             level = logging.DEBUG if scope["path"] in _PROBES else logging.INFO
