@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from loramux.engine.checkpoint import Checkpoint
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +32,11 @@ def demo_model() -> Path:
     if not given and not path.exists():
         pytest.skip("set LORAMUX_DEMO_MODEL, or run `loramux demo --fetch-only`")
     return path
+
+
+@pytest.fixture(scope="session")
+def demo_checkpoint(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """The demo model opened; its tokenizer is converted once for all tests."""
+    from loramux.engine.checkpoint import open_checkpoint
+
+    return open_checkpoint(str(demo_model), tmp_path_factory.mktemp("checkpoints"))

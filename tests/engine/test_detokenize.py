@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 import time
-from pathlib import Path
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from loramux.engine.checkpoint import Checkpoint
 from loramux.engine.detokenize import TextStream
 
 TEXTS = [
@@ -112,11 +112,8 @@ def test_pieces_hold_whole_characters(name: str, text: str) -> None:
     assert sum(piece.count("\ufffd") for piece in pieces) == text.count("\ufffd")
 
 
-def test_demo_tokenizer(demo_model: Path) -> None:
-    from loramux.engine.checkpoint import open_checkpoint
-
-    checkpoint = open_checkpoint(str(demo_model), demo_model.parent / "cache")
-    tokenizer = Tokenizer.from_file(str(checkpoint.files_dir / "tokenizer.json"))
+def test_demo_tokenizer(demo_checkpoint: Checkpoint) -> None:
+    tokenizer = Tokenizer.from_file(str(demo_checkpoint.files_dir / "tokenizer.json"))
     rng = random.Random(3)
     for _ in range(50):
         ids = random_ids(tokenizer, rng, 60)

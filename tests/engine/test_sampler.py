@@ -201,9 +201,10 @@ def test_distribution_is_that_of_transformers(processors: list[LogitsProcessor],
 
 def test_nucleus_wider_than_the_first_guess() -> None:
     """Nearly even logits: top_p keeps thousands of tokens, more than are ranked at first, beside a row that keeps few."""
-    logits = np.random.default_rng(6).standard_normal((40, 3000)) * np.tile([0.01, 8.0], 20)[:, None]
-    rows = [row(seed=9, choice=i, top_p=0.9, top_k=(0, 1500)[i % 4 // 2]) for i in range(40)]
-    noise = uniforms([9] * 40, range(40), [0] * 40)
+    num = 120
+    logits = np.random.default_rng(6).standard_normal((num, 3000)) * np.tile([0.01, 8.0, 1.0], num // 3)[:, None]
+    rows = [row(seed=9, choice=i, top_p=(0.9, 0.99, 0.3)[i % 9 // 3], top_k=(0, 0, 900, 1500)[i % 4]) for i in range(num)]
+    noise = uniforms([9] * num, range(num), [0] * num)
     for x, each, got, u in zip(logits, rows, run(logits, rows), noise, strict=True):
         assert_drawn_from(kept(x, each.sampling), got.token_id, u)
 
