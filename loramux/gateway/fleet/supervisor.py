@@ -67,13 +67,14 @@ class EngineProcess:
             self._loop.call_soon_threadsafe(self.ended.set)
 
     def _pass_log_on(self, lines: IO[bytes]) -> None:
-        for line in lines:
-            text = line.decode(errors="replace")
-            if (reason := _startup_failure(text)) is None:
-                sys.stderr.write(text)
-                sys.stderr.flush()
-            else:
-                self.reason = reason
+        with lines:
+            for line in lines:
+                text = line.decode(errors="replace")
+                if (reason := _startup_failure(text)) is None:
+                    sys.stderr.write(text)
+                    sys.stderr.flush()
+                else:
+                    self.reason = reason
 
 
 class Supervisor:
