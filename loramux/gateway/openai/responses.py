@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from loramux.engine.types import FinishReason, RequestEnd, TokenDelta, TokenLogprob
 from loramux.gateway.tokenizer import ChatTokenizer
@@ -113,11 +113,19 @@ class ChatFormat:
         return {"token": raw.decode("utf-8", errors="replace"), "logprob": max(logprob, LOWEST_LOGPROB), "bytes": list(raw)}
 
 
+class Echo(NamedTuple):
+    """A prompt that is repeated before its answers."""
+
+    text: str
+    first_token_id: int
+    """It has no log-probability."""
+
+
 class CompletionFormat:
-    """`text_completion`. `echoes` holds, per prompt, the text to repeat before each of its `n` choices, or nothing."""
+    """`text_completion`. `echoes` holds one per prompt, for each of its `n` choices, or nothing."""
 
     def __init__(
-        self, id: str, created: int, model: str, tokenizer: ChatTokenizer, *, n: int, echoes: Sequence[str], with_logprobs: bool
+        self, id: str, created: int, model: str, tokenizer: ChatTokenizer, *, n: int, echoes: Sequence[Echo], with_logprobs: bool
     ) -> None:
         self._head = {"id": f"cmpl-{id}", "object": "text_completion", "created": created, "model": model}
         self._tokenizer = tokenizer
@@ -153,7 +161,7 @@ class CompletionFormat:
         return written | ({} if prompt is None else {"prompt_logprobs": prompt_logprobs(prompt, self._tokenizer)})
 
     def _echo(self, index: int) -> str:
-        return self._echoes[index // self._n] if self._echoes else ""
+        return self._echoes[index // self._n].text if self._echoes else ""
 
     def _choice(self, index: int, text: str, *, logprobs: Json | None = None, **ending: Any) -> Json:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None, **ending}
@@ -163,15 +171,16 @@ class CompletionFormat:
         if not self._with_logprobs or not positions:
             return None
         offset = self._offsets.setdefault(index, _TextOffset())
-        known = [position for position in positions if position is not None]
-        unknown = len(positions) - len(known)  # the first token of an echoed prompt alone has no log-probability
-        texts = [self._tokenizer.token_text(position.token_id) for position in known]
+        token_ids = [self._first_token_id(index) if position is None else position.token_id for position in positions]
         return {
-            "tokens": [""] * unknown + texts,
-            "token_logprobs": [None] * unknown + [max(position.logprob, LOWEST_LOGPROB) for position in known],
-            "top_logprobs": [None] * unknown + [self._top(position) for position in known],
-            "text_offset": [0] * unknown + [offset.advance(self._tokenizer.token_bytes(position.token_id)) for position in known],
+            "tokens": [self._tokenizer.token_text(token_id) for token_id in token_ids],
+            "token_logprobs": [None if position is None else max(position.logprob, LOWEST_LOGPROB) for position in positions],
+            "top_logprobs": [None if position is None else self._top(position) for position in positions],
+            "text_offset": [offset.advance(self._tokenizer.token_bytes(token_id)) for token_id in token_ids],
         }
+
+    def _first_token_id(self, index: int) -> int:
+        return self._echoes[index // self._n].first_token_id
 
     def _top(self, position: TokenLogprob) -> dict[str, float]:
         pairs = [*position.top, (position.token_id, position.logprob)]

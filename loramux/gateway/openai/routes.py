@@ -16,7 +16,7 @@ from loramux.gateway.http_errors import error_body
 from loramux.gateway.openai.exchange import Call, Exchange
 from loramux.gateway.openai.fields import parse
 from loramux.gateway.openai.models import MODEL_HEADER, Resolved, resolve, visible_ids
-from loramux.gateway.openai.responses import ChatFormat, CompletionFormat, Format
+from loramux.gateway.openai.responses import ChatFormat, CompletionFormat, Echo, Format
 from loramux.gateway.openai.translate import check_combinations, constraint_of, template_messages, to_request
 from loramux.gateway.openai.wire import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, Message, TokenizeBody
 from loramux.gateway.services import Services
@@ -65,7 +65,7 @@ async def completions(request: Request, services: ServicesDep, principal: InferP
         body.model,
         services.tokenizer,
         n=body.n or 1,
-        echoes=_echoes(services.tokenizer, prompts) if body.echo else (),
+        echoes=_echoes(services.tokenizer, prompts, token_ids) if body.echo else (),
         with_logprobs=body.logprobs is not None,
     )
     return await _answer(request, services, _call(request, services, principal, body, token_ids, resolved, answer, arrived_at), resolved)
@@ -166,8 +166,9 @@ def _prompt_ids(tokenizer: ChatTokenizer, prompts: Sequence[str | list[int]]) ->
     return [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
-def _echoes(tokenizer: ChatTokenizer, prompts: Sequence[str | list[int]]) -> list[str]:
-    return [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in prompts]
+def _echoes(tokenizer: ChatTokenizer, prompts: Sequence[str | list[int]], token_ids: Sequence[list[int]]) -> list[Echo]:
+    texts = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in prompts]
+    return [Echo(text, ids[0] if ids else -1) for text, ids in zip(texts, token_ids, strict=True)]
 
 
 def _chat_ids(tokenizer: ChatTokenizer, messages: Sequence[Message], add_generation_prompt: bool) -> list[int]:
