@@ -4,7 +4,7 @@
     python benchmarks/bench_serve.py --model DIR_OR_GGUF              the same with another model
     python benchmarks/bench_serve.py --url URL --key KEY --models base,base:one,base:two      loads a server that is running
 
-Prints one JSON line per run and appends it to benchmarks/results.jsonl.
+Prints one JSON line per run and appends it to benchmarks/results.jsonl. Measure on an idle machine.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tokens-out", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--label", default="", help="kept in the settings of the result")
+    parser.add_argument("--print-only", action="store_true", help="keep nothing in results.jsonl")
     parser.add_argument("flags", nargs="*", help="after `--`: more flags for `loramux serve`")
     args = parser.parse_args()
     if args.url and not args.models:
@@ -76,13 +77,14 @@ async def measure(args: argparse.Namespace, url: str, key: str, workloads: dict[
     limits, headers = httpx.Limits(max_connections=None), {"Authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(base_url=url, timeout=600, headers=headers, limits=limits) as client:
         for workload, models in workloads.items():
-            await closed_loop.run(client, closed_loop.Load(models, 1, len(models), 8, 4, args.seed))
+            await closed_loop.run(client, closed_loop.Load(models, 1, len(models), 8, 4, f"{args.seed}-warm-{workload}"))
             for num_streams in args.streams:
                 per_stream = args.requests_per_stream or (8 if num_streams == 1 else 4)
-                load = closed_loop.Load(models, num_streams, num_streams * per_stream, args.words_in, args.tokens_out, args.seed)
+                seed = f"{args.seed}-{workload}-{num_streams}"
+                load = closed_loop.Load(models, num_streams, num_streams * per_stream, args.words_in, args.tokens_out, seed)
                 figures = await closed_loop.run(client, load)
                 run = {"workload": workload, "label": args.label, **load._asdict(), "models": len(models)}
-                record("serve", settings | run, figures)
+                record("serve", settings | run, figures, keep=not args.print_only)
 
 
 @contextmanager

@@ -36,12 +36,14 @@ class Load(NamedTuple):
     num_words_in: int
     """Words of each prompt: about as many tokens; `in_tok_s` counts those the server reports."""
     num_tokens_out: int
-    seed: int
+    seed: str
+    """Different for each load of one server: a prompt seen before would be read from the prefix cache."""
 
 
 @dataclass
 class Tally:
     num_tokens_in: int = 0
+    num_cached_tokens: int = 0
     num_tokens_out: int = 0
     first_s: list[float] = field(default_factory=list)
     """Time to the first token of each request."""
@@ -56,6 +58,7 @@ class Tally:
             "errors": len(self.errors),
             "out_tok_s": round(self.num_tokens_out / wall_s, 1),
             "prompt_tokens": self.num_tokens_in,
+            "cached_tokens": self.num_cached_tokens,
             "in_tok_s": round(self.num_tokens_in / wall_s, 1),
             "ttft_ms_p50": quantile_ms(self.first_s, 0.5),
             "ttft_ms_p99": quantile_ms(self.first_s, 0.99),
@@ -111,6 +114,7 @@ async def complete(client: httpx.AsyncClient, model: str, prompt: str, num_token
                 times.append(time.perf_counter())
             if usage := data.get("usage"):
                 tally.num_tokens_in += usage["prompt_tokens"]
+                tally.num_cached_tokens += (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
                 tally.num_tokens_out += usage["completion_tokens"]
     gaps = [after - before for before, after in pairwise(times)]
     tally.first_s += gaps[:1]

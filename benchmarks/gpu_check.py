@@ -120,7 +120,9 @@ def main() -> None:
         print("There is no GPU here: nothing to check.")
         return
     found = check("cuda")
-    record("gpu_check", {"tolerance": {str(dtype): limit for dtype, limit in TOLERANCE.items()}}, found, torch.cuda.get_device_name())
+    record(
+        "gpu_check", {"tolerance": {str(dtype): limit for dtype, limit in TOLERANCE.items()}}, found, device=torch.cuda.get_device_name()
+    )
     if found["failed"]:
         sys.exit(f"over the tolerance: {', '.join(found['failed'])}")
 

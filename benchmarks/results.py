@@ -1,4 +1,4 @@
-"""One JSON line per benchmark run: printed, and appended to the committed results file."""
+"""One JSON line per benchmark run, for people and for the committed results file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any
 RESULTS = Path(__file__).with_name("results.jsonl")
 
 
-def record(benchmark: str, settings: dict[str, Any], figures: dict[str, Any], device: str = "cpu") -> None:
+def record(benchmark: str, settings: dict[str, Any], figures: dict[str, Any], *, device: str = "cpu", keep: bool = True) -> None:
+    """Print the run's line, and append it unless told not to `keep` it."""
     line = json.dumps(
         {
             "benchmark": benchmark,
@@ -26,8 +27,9 @@ def record(benchmark: str, settings: dict[str, Any], figures: dict[str, Any], de
         }
     )
     print(line, flush=True)
-    with RESULTS.open("a") as file:
-        file.write(line + "\n")
+    if keep:
+        with RESULTS.open("a") as file:
+            file.write(line + "\n")
 
 
 def versions() -> dict[str, str]:
