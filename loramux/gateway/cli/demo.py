@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import signal
@@ -23,7 +24,6 @@ from loramux.gateway.settings import Settings, UsageError, load_settings
 HOST = "127.0.0.1"
 SERVED_NAME = "smollm2-135m"
 TENANT = "demo"
-READY_TIMEOUT_S = 300.0
 
 
 def run_demo(port: int, data_dir: Path | None, examples: Path | None) -> int:
@@ -41,6 +41,7 @@ def run_demo(port: int, data_dir: Path | None, examples: Path | None) -> int:
         return _failed(error, 2)
     admin_key = os.environ.setdefault("LORAMUX_ADMIN_KEY", secrets.token_hex(32))
     url = f"http://{HOST}:{port}"
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     visit = Visit(DemoSetup(url, admin_key, found, settings.data_dir / "key"), url)
     visit.start()
     return run_server(settings) or visit.exit_code
@@ -140,15 +141,14 @@ class DemoSetup:
         return self._kept_key() or self._new_key()
 
     def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + READY_TIMEOUT_S
-        while time.monotonic() < deadline:
+        """As long as it takes: a server that can't start ends the process."""
+        while True:
             try:
                 if self._http.get("/health/ready").is_success:
                     return
             except httpx.TransportError:
                 pass  # not listening yet
-            time.sleep(0.1)
-        raise StartupFailed(f"The demo server was not ready after {READY_TIMEOUT_S:.0f} s; its log says why.")
+            time.sleep(0.25)
 
     def _register(self, adapter: Path) -> None:
         """Also when an earlier start registered other content: a bare name means what is in the directory now."""
