@@ -23,7 +23,7 @@ from loramux.engine.json_log import log_to_stderr
 from loramux.engine.server import Core, EngineServer, Wake, bind
 from loramux.errors import StartupFailed
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("loramux.engine.process")
 
 BuildCore = Callable[[EngineConfig, Callable[[str], tuple[bytes, bytes]], Callable[[], None]], Core]
 """(config, fetch of an adapter by digest for loader threads, wake) to the core; raises `StartupFailed`."""
