@@ -39,7 +39,7 @@ class Call:
     """For metrics."""
     arrived_at: float
     """Of the event loop's clock, seconds."""
-    timeout_s: float | None
+    timeout_s: float
     stream: bool
     include_usage: bool
     error_body: Callable[[LoramuxError], Json]
@@ -50,7 +50,7 @@ class Exchange:
 
     def __init__(self, engine: Engine, call: Call, metrics: Metrics, in_flight: InFlight) -> None:
         self._engine, self._call, self._metrics, self._in_flight = engine, call, metrics, in_flight
-        self._deadline = None if call.timeout_s is None else call.arrived_at + call.timeout_s
+        self._deadline = call.arrived_at + call.timeout_s
         self._generations: list[Generation] = []
         self._choices = [Choice(index) for index in range(sum(request.n for request in call.requests))]
         self._opened: set[int] = set()
