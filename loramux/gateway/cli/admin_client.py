@@ -7,10 +7,12 @@ import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-import httpx
 import typer
+
+if TYPE_CHECKING:
+    import httpx
 
 tenants = typer.Typer(help="Tenants: their share and their cache salt.", no_args_is_help=True)
 keys = typer.Typer(help="API keys of a tenant.", no_args_is_help=True)
@@ -23,6 +25,8 @@ Grants = Annotated[list[str] | None, typer.Option("--tenant", help="Tenant that 
 
 def call(method: str, path: str, **content: Any) -> None:
     """Send one request and print the answer."""
+    import httpx
+
     url, key = os.environ.get("LORAMUX_URL", "http://127.0.0.1:8000"), os.environ.get("LORAMUX_ADMIN_KEY", "")
     if not key:
         _fail("set LORAMUX_ADMIN_KEY to the admin key that the server's first start printed")
@@ -46,7 +50,7 @@ def _problem(response: httpx.Response) -> str:
         return f"the server answered {response.status_code}"
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     print(f"loramux: {message}", file=sys.stderr)
     raise typer.Exit(1)
 
