@@ -40,13 +40,13 @@ START_TIMEOUT_S = 300
 def main() -> None:
     args = arguments()
     if args.url:
-        asyncio.run(measure(args, args.url, args.key, {"given": args.models.split(",")}, {"url": args.url}))
-        return
+        sys.exit(asyncio.run(measure(args, args.url, args.key, {"given": args.models.split(",")}, {"url": args.url})))
     with tempfile.TemporaryDirectory(prefix="bench-serve-") as directory, serving(args, Path(directory)) as (url, admin_key):
         adapters = write_adapters(args.model, Path(directory))
         key = admit(url, admin_key, args.name, adapters)
         workloads = {"base": [args.name], "mixed": [f"{args.name}:{path.name}" for path in adapters]}
-        asyncio.run(measure(args, url, key, workloads, {"model": args.model.name, "flags": args.flags}))
+        exit_code = asyncio.run(measure(args, url, key, workloads, {"model": args.model.name, "flags": args.flags}))
+    sys.exit(exit_code)
 
 
 def arguments() -> argparse.Namespace:
@@ -72,8 +72,9 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-async def measure(args: argparse.Namespace, url: str, key: str, workloads: dict[str, list[str]], settings: dict[str, Any]) -> None:
-    """Run and record every workload with every number of streams, after one short request to each model."""
+async def measure(args: argparse.Namespace, url: str, key: str, workloads: dict[str, list[str]], settings: dict[str, Any]) -> int:
+    """Run and record every workload with every number of streams, after one short request to each model. 1 if any request failed."""
+    num_errors = 0
     limits, headers = httpx.Limits(max_connections=None), {"Authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(base_url=url, timeout=600, headers=headers, limits=limits) as client:
         for workload, models in workloads.items():
@@ -85,6 +86,8 @@ async def measure(args: argparse.Namespace, url: str, key: str, workloads: dict[
                 figures = await closed_loop.run(client, load)
                 run = {"workload": workload, "label": args.label, **load._asdict(), "models": len(models)}
                 record("serve", settings | run, figures, keep=not args.print_only)
+                num_errors += figures["errors"]
+    return int(num_errors > 0)
 
 
 @contextmanager
