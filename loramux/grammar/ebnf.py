@@ -110,8 +110,9 @@ class RuleTable:
         return "".join(f"{name} ::= {body}\n" for name, body in self._rules.items())
 
 
-WHITESPACE = r'"" | " " | "\n" [ \t]{0,24}'
-"""Between JSON tokens: nothing, a space, or a line break and its indentation. A model that likes whitespace runs out of it."""
+WHITESPACE = r'"" | " " | "\n" [ \t]{0,16}'
+"""Between JSON tokens: nothing, a space, or a line break and its indentation. A model that likes whitespace runs out of it.
+Each step of the bound costs 130 kB and 1 ms of compilation with 49k tokens."""
 
 _PLAIN = character_class(plain_in_json(EVERY_CHARACTER))
 _UNICODE_ESCAPE = (
@@ -126,7 +127,8 @@ JSON_RULES = {
     "escape": r'["\\/bfnrt] | "u" unicode',
     "unicode": _UNICODE_ESCAPE,
     "char": rf'{_PLAIN} | "\\" escape',
-    "string": r'"\"" char* "\""',
+    "string": r'"\"" string_rest',
+    "string_rest": rf'"\"" | {_PLAIN} string_rest | "\\" escape string_rest',
     "boolean": '"true" | "false"',
     "null": '"null"',
     "integer": '"0" | "-"? [1-9] [0-9]*',

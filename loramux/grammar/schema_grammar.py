@@ -13,6 +13,7 @@ from loramux.errors import GrammarTooComplex
 from loramux.grammar.coverage import MAX_STATES, TYPE_KEYWORDS, at_pointer, escape_pointer, resolve, schema_types, string_expression
 from loramux.grammar.ebnf import (
     EVERY_CHARACTER,
+    Ranges,
     RuleTable,
     any_of,
     character_class,
@@ -244,18 +245,22 @@ class _ObjectLowering:
             order.extend(child for character, child in node.items() if character)
         if len(order) > 4 * MAX_STATES:
             raise GrammarTooComplex("an object that allows other properties has too many or too long names of its own")
-        rest = self._rules.define("key_rest", r'char* "\""')
+        self._rules.define("key_escape", _escapes(EVERY_CHARACTER))
         names: dict[int, str] = {}
         for node in reversed(order):
-            names[id(node)] = self._rules.define(self._rules.fresh("key"), _key_choices(node, names, rest))
+            names[id(node)] = self._rules.define(self._rules.fresh("key"), _key_choices(node, names))
         return names[id(trie)]
 
 
-def _key_choices(node: dict[str, Any], names: dict[int, str], rest: str) -> str:
+def _escapes(ranges: Ranges) -> str:
+    return any_of([literal(spelled.text) for spelled in escaped_in_json(ranges)])
+
+
+def _key_choices(node: dict[str, Any], names: dict[int, str]) -> str:
     inside = [character for character in node if character]
     outside = subtract(EVERY_CHARACTER, union((ord(character), ord(character)) for character in inside))
+    escapes = "key_escape" if all(character == json_spelling(ord(character)) for character in inside) else _escapes(outside)
     choices = [] if "" in node else [r'"\""']
-    choices.append(f"{character_class(plain_in_json(outside))} {rest}")
-    choices.append(f"{any_of([literal(spelled.text) for spelled in escaped_in_json(outside)])} {rest}")
+    choices += [f"{character_class(plain_in_json(outside))} string_rest", f"{escapes} string_rest"]
     choices += [f"{literal(json_spelling(ord(character)))} {names[id(node[character])]}" for character in inside]
     return " | ".join(choices)

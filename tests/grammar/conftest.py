@@ -1,0 +1,25 @@
+"""A tokenizer with special tokens, padding and two end-of-sequence ids, and a service over it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loramux.grammar.service import WorkerGrammarService
+from tests.grammar.matching import EOS_TOKEN_IDS, VOCAB_SIZE
+from tests.tiny_tokenizer import byte_level_tokenizer, write_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"), byte_level_tokenizer()) / "tokenizer.json"
+
+
+@pytest.fixture(scope="module")
+def service(tokenizer_json: Path) -> Iterator[WorkerGrammarService]:
+    service = WorkerGrammarService(tokenizer_json, VOCAB_SIZE, EOS_TOKEN_IDS)
+    yield service
+    service.check_integrity()
+    service.close()
