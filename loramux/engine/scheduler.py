@@ -296,7 +296,9 @@ class Scheduler:
         if matcher is not None and matcher.ended:
             return _Outcome(piece.text + sequence.text.finish(), "stop")
         if sequence.num_output_tokens >= sampling.max_tokens or len(sequence.token_ids) >= self._max_model_len:
-            return _Outcome(piece.text + sequence.text.finish(), "length")
+            text = piece.text + sequence.text.finish()
+            stop_string = sequence.text.stop_string
+            return _Outcome(text, "length") if stop_string is None else _Outcome(text, "stop", stop_string)
         return _Outcome(piece.text)
 
     def _emit(self, sequence: Sequence, sampled: SampledToken, outcome: _Outcome) -> None:

@@ -21,6 +21,9 @@ class TextStream(Protocol):
 
     def finish(self) -> str: ...
 
+    @property
+    def stop_string(self) -> str | None: ...
+
 
 @dataclass(eq=False)
 class Sequence:

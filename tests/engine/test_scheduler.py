@@ -19,6 +19,8 @@ from tests.engine.symbolic import VOCAB, SymbolicRunner, lone_run, make_request,
 class LetterText:
     """Token 0 is "a", 1 is "b" ...; nothing is held back."""
 
+    stop_string: str | None = None
+
     def push(self, token_ids: tuple[int, ...]) -> TextPiece:
         return TextPiece("".join(chr(97 + token) for token in token_ids), None)
 

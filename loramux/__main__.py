@@ -1,0 +1,5 @@
+"""`python -m loramux` is the command `loramux`."""
+
+from loramux.gateway.cli.main import app
+
+app()
