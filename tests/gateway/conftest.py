@@ -28,11 +28,3 @@ def store_url(shared_store_url: str) -> str:
 async def app(store_url: str, tmp_path: Path) -> AsyncIterator[Served]:
     async with served(store_url, tmp_path) as running:
         yield running
-
-
-@pytest.fixture(scope="session")
-def demo_tokenizer_dir(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model's tokenizer files."""
-    from loramux.engine.checkpoint import open_checkpoint
-
-    return open_checkpoint(str(demo_model), tmp_path_factory.mktemp("checkpoints")).files_dir

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from loramux.engine.checkpoint import Checkpoint
 from loramux.errors import InvalidRequest, StartupFailed
 from loramux.gateway.tokenizer import ChatTokenizer
 from tests.tiny_tokenizer import CHATML, LLAMA3, MISTRAL, SPECIAL, TOJSON, byte_level_tokenizer, sentencepiece_tokenizer, write_tokenizer
@@ -91,8 +92,9 @@ def test_bos_and_eos_are_those_of_tokenizer_json(tmp_path: Path, flags: dict[str
     assert ours.encode("hello", add_special_tokens=False) == theirs.encode("hello", add_special_tokens=False)
 
 
-def test_demo_model_chats_and_texts_equal_transformers(demo_tokenizer_dir: Path) -> None:
-    ours, theirs = ChatTokenizer(demo_tokenizer_dir), PreTrainedTokenizerFast.from_pretrained(demo_tokenizer_dir)
+def test_demo_model_chats_and_texts_equal_transformers(demo_checkpoint: Checkpoint) -> None:
+    files_dir = demo_checkpoint.files_dir
+    ours, theirs = ChatTokenizer(files_dir), PreTrainedTokenizerFast.from_pretrained(files_dir)
     chats = [
         [{"role": "user", "content": "Hello, who are you?"}],
         [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "déjà vu \U0001f600\n\n  x"}],

@@ -54,7 +54,9 @@ async def test_async_chat_stream_with_usage(gateway: Gateway) -> None:
 def test_a_stream_says_what_the_whole_answer_says(gateway: Gateway) -> None:
     client = gateway.client()
     whole = client.chat.completions.create(model=BASE, messages=HELLO, n=3, seed=7, max_tokens=12)
-    texts, reasons, roles = {0: "", 1: "", 2: ""}, {}, []
+    texts: dict[int, str] = {0: "", 1: "", 2: ""}
+    reasons: dict[int, str] = {}
+    roles: list[int] = []
     for chunk in client.chat.completions.create(model=BASE, messages=HELLO, n=3, seed=7, max_tokens=12, stream=True):
         choice = chunk.choices[0]
         texts[choice.index] += choice.delta.content or ""
