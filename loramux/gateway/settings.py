@@ -50,7 +50,6 @@ class Settings(BaseSettings):
     num_threads: PositiveInt | None = Field(None, description="Threads of the engine; one per core if not given.")
     adapter_root: Annotated[list[Path], NoDecode] = Field([], description="A directory that adapters may be read from; may be repeated.")
     request_timeout: PositiveFloat = Field(600.0, description="Seconds a request may take; also the longest drain on SIGTERM.")
-    queue_timeout: PositiveFloat = Field(60.0, description="Seconds a request may wait to be admitted.")
     max_body_mib: PositiveFloat = Field(8.0, description="Largest request body.")
     max_adapter_mib: PositiveFloat = Field(2048.0, description="Largest adapter upload.")
     cors_origin: Annotated[list[str], NoDecode] = Field([], description="Origin that browsers may call from; may be repeated.")

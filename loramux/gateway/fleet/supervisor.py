@@ -118,8 +118,11 @@ class Supervisor:
                 log.error(error.message)
 
     async def stop(self) -> None:
-        """Ask it to end, then make it."""
+        """Ask it to end, then make it. One that is still loading would not hear."""
         if self._engine is None or self._engine.ended.is_set():
+            return
+        if self._client.info is None:
+            await asyncio.to_thread(stop_child, self._engine.process, 1.0)
             return
         self._client.shut_down()
         try:
