@@ -6,7 +6,6 @@ Character sets are sorted, disjoint, inclusive ranges of code points; surrogates
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -68,13 +67,6 @@ def any_of(choices: list[str]) -> str:
     return choices[0] if len(choices) == 1 else "(" + " | ".join(choices) + ")"
 
 
-class SpelledCharacter(NamedTuple):
-    """How one character that can't stand for itself in a JSON string is written there."""
-
-    code: int
-    text: str
-
-
 def json_spelling(code: int) -> str:
     """The one spelling of a character inside a JSON string that is used where spelling matters: itself if it can be, else an escape."""
     if not contains(_NOT_PLAIN, code):
@@ -86,9 +78,18 @@ def plain_in_json(ranges: Ranges) -> Ranges:
     return subtract(ranges, _NOT_PLAIN)
 
 
-def escaped_in_json(ranges: Ranges) -> list[SpelledCharacter]:
-    specials = intersect(ranges, _NOT_PLAIN)
-    return [SpelledCharacter(code, json_spelling(code)) for low, high in specials for code in range(low, high + 1)]
+def escapes_in_json(ranges: Ranges) -> list[str]:
+    """EBNF alternatives for the characters of a set that need an escape in a JSON string, each in its one spelling."""
+    codes = [code for low, high in intersect(ranges, _NOT_PLAIN) for code in range(low, high + 1)]
+    spelled = [json_spelling(code) for code in codes]
+    by_prefix: dict[str, list[str]] = {}
+    for text in spelled:
+        by_prefix.setdefault(text[:-1], []).append(text[-1])
+    return [f"{literal(prefix)} {_class_of(last)}" for prefix, last in by_prefix.items()]
+
+
+def _class_of(characters: list[str]) -> str:
+    return character_class(union((ord(character), ord(character)) for character in characters))
 
 
 class RuleTable:

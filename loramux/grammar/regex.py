@@ -14,8 +14,7 @@ from loramux.grammar.ebnf import (
     any_of,
     character_class,
     contains,
-    escaped_in_json,
-    literal,
+    escapes_in_json,
     plain_in_json,
     subtract,
     union,
@@ -355,7 +354,7 @@ def _characters(ranges: Ranges, in_json: bool) -> str:
         return "char"
     plain = plain_in_json(ranges)
     choices = [character_class(plain)] if plain else []
-    choices += [literal(spelled.text) for spelled in escaped_in_json(ranges)]
+    choices += escapes_in_json(ranges)
     if not choices:
         raise RegexUnsupported("a class that matches nothing")
     return any_of(choices)

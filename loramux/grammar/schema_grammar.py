@@ -17,7 +17,7 @@ from loramux.grammar.ebnf import (
     RuleTable,
     any_of,
     character_class,
-    escaped_in_json,
+    escapes_in_json,
     json_rules,
     json_spelling,
     literal,
@@ -253,7 +253,7 @@ class _ObjectLowering:
 
 
 def _escapes(ranges: Ranges) -> str:
-    return any_of([literal(spelled.text) for spelled in escaped_in_json(ranges)])
+    return any_of(escapes_in_json(ranges))
 
 
 def _key_choices(node: dict[str, Any], names: dict[int, str]) -> str:

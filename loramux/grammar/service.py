@@ -1,9 +1,11 @@
-"""Compiles constraints in killable processes, each once, and keeps what was compiled under a byte bound."""
+"""Compiles constraints, each once, and keeps what was compiled under a byte bound. A constraint is first tried in a killable process;
+only what compiled there within the limits is compiled here, in a thread that gives way to the engine's."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future
@@ -16,10 +18,11 @@ from loramux.grammar.types import CompiledGrammar, Constraint
 from loramux.grammar.vocabulary import read_vocabulary
 from loramux.grammar.worker_process import WorkerProcess
 from loramux.grammar.worker_protocol import Setup
-from loramux.grammar.xgrammar_backend import Loader
+from loramux.grammar.xgrammar_backend import Compiler
 
 _Key = tuple[bytes, bytes, str]
 _GIB = 1024**3
+NICENESS = 10
 
 
 class _Job:
@@ -52,7 +55,7 @@ class WorkerGrammarService:
     ) -> None:
         vocabulary = read_vocabulary(tokenizer_json, vocab_size, eos_token_ids)
         self._tokenizer_digest = vocabulary.digest
-        self._loader = Loader(vocabulary)
+        self._compiler = Compiler(vocabulary)
         self._wall_s = wall_s
         self._cache_bytes = cache_bytes
         self._setup = Setup(str(tokenizer_json), vocab_size, eos_token_ids, cpu_s, int(memory_gib * _GIB))
@@ -111,6 +114,7 @@ class WorkerGrammarService:
             assert self._num_cached_bytes <= self._cache_bytes
 
     def _serve(self, worker: WorkerProcess) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         with contextlib.suppress(OSError):
             worker.start()
         while (job := self._queue.get()) is not None:
@@ -120,7 +124,7 @@ class WorkerGrammarService:
 
     def _do(self, worker: WorkerProcess, job: _Job) -> None:
         try:
-            grammar = self._loader.load(worker.compile(job.constraint, self._wall_s))
+            grammar = self._compiler.compile(worker.vet(job.constraint, self._wall_s))
         except Exception as error:
             self._finish(job, None, error)
         else:

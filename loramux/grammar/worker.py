@@ -9,6 +9,7 @@ import math
 import os
 import resource
 import sys
+import threading
 from pathlib import Path
 from typing import IO
 
@@ -22,10 +23,10 @@ from loramux.grammar.types import Constraint  # noqa: E402
 from loramux.grammar.vocabulary import read_vocabulary  # noqa: E402
 from loramux.grammar.worker_protocol import (  # noqa: E402
     Compile,
-    Compiled,
     Ready,
     Refused,
     Setup,
+    Vetted,
     decode_to_worker,
     read_frame,
     write_frame,
@@ -33,12 +34,20 @@ from loramux.grammar.worker_protocol import (  # noqa: E402
 from loramux.grammar.xgrammar_backend import Compiler  # noqa: E402
 
 NICENESS = 10
-MAX_GRAMMAR_BYTES = 16 * 1024 * 1024
-"""Of a compiled grammar: loading takes the engine 20 ms a megabyte."""
+MAX_GRAMMAR_BYTES = 64 * 1024 * 1024
+STACK_BYTES = 4 * 1024 * 1024
+"""Half of what the engine's threads have, so that what a worker survives the engine does."""
 
 
 def main() -> None:
     os.nice(NICENESS)
+    threading.stack_size(STACK_BYTES)
+    serving = threading.Thread(target=_serve)
+    serving.start()
+    serving.join()
+
+
+def _serve() -> None:
     jobs, replies = sys.stdin.buffer, _own_stdout()
     setup = _read(jobs)
     if not isinstance(setup, Setup):
@@ -77,12 +86,12 @@ def _address_space_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
-def _answer(compiler: Compiler, constraint: Constraint) -> Compiled | Refused:
+def _answer(compiler: Compiler, constraint: Constraint) -> Vetted | Refused:
     try:
-        grammar = compiler.compile(to_grammar(constraint))
-        if len(grammar) > MAX_GRAMMAR_BYTES:
+        grammar = to_grammar(constraint)
+        if compiler.compile(grammar).num_bytes > MAX_GRAMMAR_BYTES:
             raise GrammarTooComplex(f"the compiled grammar is larger than {MAX_GRAMMAR_BYTES} bytes")
-        return Compiled(grammar)
+        return Vetted(grammar)
     except LoramuxError as error:
         return Refused(error.to_failure())
     except (MemoryError, RecursionError):

@@ -13,7 +13,7 @@ from pathlib import Path
 import loramux
 from loramux.errors import EngineFailed, GrammarTooComplex, LoramuxError
 from loramux.grammar.types import Constraint
-from loramux.grammar.worker_protocol import Compile, Compiled, FromWorker, Refused, Setup, decode_from_worker, read_frame, write_frame
+from loramux.grammar.worker_protocol import Compile, FromWorker, Refused, Setup, Vetted, decode_from_worker, read_frame, write_frame
 
 START_S = 120.0
 """For a worker to become ready, on a machine that has much else to do."""
@@ -53,8 +53,9 @@ class WorkerProcess:
             )
         self._send(self._process, self._setup)
 
-    def compile(self, constraint: Constraint, wall_s: float) -> bytes:
-        """The compiled grammar. Raises what the worker refuses with, `GrammarTooComplex` where the job killed it, `EngineFailed` where
+    def vet(self, constraint: Constraint, wall_s: float) -> str:
+        """EBNF that compiles within the limits. Raises what the worker refuses with, `GrammarTooComplex` where the job
+        killed it, `EngineFailed` where
         it can't be started."""
         process = self._ready_process()
         self._send(process, Compile(constraint))
@@ -64,7 +65,7 @@ class WorkerProcess:
             self.discard()
             self.start()
             raise GrammarTooComplex("compiling the constraint takes too much time or memory") from None
-        if isinstance(reply, Compiled):
+        if isinstance(reply, Vetted):
             return reply.grammar
         raise LoramuxError.from_failure(reply.failure) if isinstance(reply, Refused) else EngineFailed("a compile worker is out of step")
 

@@ -33,9 +33,11 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The worker has its libraries and vocabulary."""
 
 
-class Compiled(msgspec.Struct, frozen=True, tag=True):
-    grammar: bytes
-    """For `xgrammar_backend.Loader.load`."""
+class Vetted(msgspec.Struct, frozen=True, tag=True):
+    """The constraint compiles within the limits, from this EBNF. It is compiled once more where it is used: handing over what the
+    worker compiled is ten times the work (xgrammar writes its automata once per rule)."""
+
+    grammar: str
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
@@ -45,7 +47,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 _encode = msgspec.msgpack.Encoder().encode
 ToWorker = Setup | Compile
 decode_to_worker: Callable[[bytes], ToWorker] = msgspec.msgpack.Decoder(ToWorker).decode
-FromWorker = Ready | Compiled | Refused
+FromWorker = Ready | Vetted | Refused
 decode_from_worker: Callable[[bytes], FromWorker] = msgspec.msgpack.Decoder(FromWorker).decode
 
 

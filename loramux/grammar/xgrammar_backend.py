@@ -1,4 +1,4 @@
-"""xgrammar as a backend: a compiler for the workers, and the engine's side that loads what they compiled and matches with it."""
+"""xgrammar as a backend: compiling EBNF, and matching tokens with what was compiled."""
 
 from __future__ import annotations
 
@@ -20,44 +20,31 @@ _RAW = 0
 """xgrammar's vocabulary type for tokens given as their bytes."""
 
 
-def _tokenizer_info(vocabulary: Vocabulary) -> Any:
-    """Tokens of no bytes are special to xgrammar: never allowed, never accepted, unless they end the sequence."""
-    return core.TokenizerInfo(list(vocabulary.token_bytes), _RAW, len(vocabulary.token_bytes), list(vocabulary.eos_token_ids), False)
-
-
 class Compiler:
-    """Compiles EBNF for one vocabulary; nothing is cached, one thread."""
+    """Compiles EBNF for one vocabulary; nothing is cached, one thread, which holds no lock of Python's while it works."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._compiler = core.GrammarCompiler(_tokenizer_info(vocabulary), 1, False, -1, False)
+        tokens = vocabulary.token_bytes
+        # Tokens of no bytes are special to xgrammar: never allowed, never accepted, unless they end the sequence.
+        info = core.TokenizerInfo(list(tokens), _RAW, len(tokens), list(vocabulary.eos_token_ids), False)
+        self._compiler = core.GrammarCompiler(info, 1, False, -1, False)
+        self._legal = _bits(len(tokens), [token_id for token_id, token in enumerate(tokens) if token])
+        self._ends = _bits(len(tokens), list(vocabulary.eos_token_ids))
 
-    def compile(self, grammar: str) -> bytes:
-        """For `Loader.load`. Raises `InvalidRequest` with the first line of what xgrammar says, `GrammarTooComplex` when out of memory."""
+    def compile(self, grammar: str) -> XgrammarGrammar:
+        """Raises `InvalidRequest` with the first line of what xgrammar says, `GrammarTooComplex` when out of memory."""
         try:
             compiled = self._compiler.compile_grammar_from_strings(grammar, "root")
-            return str(compiled.serialize_json()).encode()
         except (RuntimeError, ValueError, TypeError) as error:
             if "bad_alloc" in str(error):
                 raise GrammarTooComplex("compiling the grammar needs too much memory") from None
             raise InvalidRequest(f"the grammar can't be compiled: {_first_line(error)}") from None
+        return XgrammarGrammar(compiled, self._legal, self._ends, len(grammar) + int(compiled.memory_size_bytes()))
 
 
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines() or ["no reason given"]
     return _SOURCE_PLACE.sub("", lines[0])
-
-
-class Loader:
-    """Turns what `Compiler.compile` made into grammars of this process."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._info = _tokenizer_info(vocabulary)
-        self._legal = _bits(len(vocabulary.token_bytes), [i for i, token in enumerate(vocabulary.token_bytes) if token])
-        self._ends = _bits(len(vocabulary.token_bytes), list(vocabulary.eos_token_ids))
-
-    def load(self, serialized: bytes) -> XgrammarGrammar:
-        compiled = core.CompiledGrammar.deserialize_json(serialized.decode(), self._info)
-        return XgrammarGrammar(compiled, self._legal, self._ends, len(serialized) + int(compiled.memory_size_bytes()))
 
 
 def _bits(vocab_size: int, token_ids: list[int]) -> Words:

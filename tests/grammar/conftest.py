@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from loramux.grammar.service import WorkerGrammarService
 from tests.grammar.matching import EOS_TOKEN_IDS, VOCAB_SIZE
 from tests.tiny_tokenizer import byte_level_tokenizer, write_tokenizer
+
+if TYPE_CHECKING:
+    from loramux.engine.checkpoint import Checkpoint
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +27,8 @@ def service(tokenizer_json: Path) -> Iterator[WorkerGrammarService]:
     yield service
     service.check_integrity()
     service.close()
+
+
+@pytest.fixture(scope="session")
+def demo_tokenizer_json(demo_checkpoint: Checkpoint) -> Path:
+    return demo_checkpoint.files_dir / "tokenizer.json"

@@ -12,7 +12,7 @@ from loramux.errors import EngineFailed
 from loramux.grammar.constraints import to_grammar
 from loramux.grammar.types import CompiledGrammar, Constraint
 from loramux.grammar.vocabulary import Vocabulary
-from loramux.grammar.xgrammar_backend import Compiler, Loader
+from loramux.grammar.xgrammar_backend import Compiler
 
 VOCAB_SIZE = 420
 """The tiny tokenizer's 386 tokens and padding."""
@@ -21,13 +21,12 @@ _BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), (256,), "byt
 
 
 @cache
-def _backend() -> tuple[Compiler, Loader]:
-    return Compiler(_BYTES), Loader(_BYTES)
+def _compiler() -> Compiler:
+    return Compiler(_BYTES)
 
 
 def compile_here(constraint: Constraint) -> CompiledGrammar:
-    compiler, loader = _backend()
-    return loader.load(compiler.compile(to_grammar(constraint)))
+    return _compiler().compile(to_grammar(constraint))
 
 
 def compile_schema(schema: Any) -> CompiledGrammar:
