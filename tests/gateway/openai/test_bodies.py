@@ -49,7 +49,7 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(path=st.sampled_from(PATHS), body=bodies() | anything)
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], print_blob=True)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], print_blob=True)
 def test_no_body_is_a_500(gateway: Gateway, path: str, body: Any) -> None:
     with gateway.http() as http:
         response = http.post(path, content=json.dumps(body))
