@@ -105,6 +105,9 @@ def sampling_params(
 
 def check_combinations(body: GenerationBody, num_prompts: int) -> None:
     """What pydantic can't say: parameters that exclude or need each other."""
+    if (body.stop or body.stop_token_ids) and constraint_of(body) is not None:
+        pointer = "/stop" if body.stop else "/stop_token_ids"
+        raise UnsupportedParameter("a stop could cut a constrained answer short; the constraint alone ends it", param=pointer)
     if (body.n or 1) * num_prompts > MAX_CHOICES:
         raise InvalidRequest(f"prompts times n must be at most {MAX_CHOICES}", param="/n")
     if body.stream_options is not None and not body.stream:
