@@ -54,9 +54,8 @@ class WorkerProcess:
         self._send(self._process, self._setup)
 
     def vet(self, constraint: Constraint, wall_s: float) -> str:
-        """EBNF that compiles within the limits. Raises what the worker refuses with, `GrammarTooComplex` where the job
-        killed it, `EngineFailed` where
-        it can't be started."""
+        """EBNF that compiles within the limits. Raises what the worker refuses with, `GrammarTooComplex` where the job killed it,
+        `EngineFailed` where it can't be started."""
         process = self._ready_process()
         self._send(process, Compile(constraint))
         try:
