@@ -236,7 +236,7 @@ class FakeGeneration:
 
     def _conclude(self, how: str) -> None:
         if self._end.done():
-            return None
+            return
         end = RequestEnd(
             request_id=self._request.id,
             end=how,  # type: ignore[arg-type]

@@ -95,9 +95,7 @@ def test_over_long_prompt(world: World) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "model", ["tiny:nobody", "tiny:alpha@9", "tiny:alpha@nope", "tiny:../alpha", "tiny:", ":alpha", "TINY", "x" * 300]
-)
+@pytest.mark.parametrize("model", ["tiny:nobody", "tiny:alpha@9", "tiny:alpha@nope", "tiny:../alpha", "tiny:", ":alpha", "TINY", "x" * 300])
 def test_unknown_models(world: World, model: str) -> None:
     _assert_error(_post(world, "/v1/chat/completions", json={**CHAT, "model": model}), 404, "model_not_found")
 
