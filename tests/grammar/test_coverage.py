@@ -11,7 +11,7 @@ import pytest
 
 from loramux.errors import GrammarTooComplex
 from loramux.grammar.coverage import at_pointer, refusals
-from tests.grammar.matching import accepts, compile_schema, is_valid
+from tests.grammar.matching import accepts, compile_schema
 
 CASES = json.loads((Path(__file__).parent / "keywords.json").read_text())
 SPELLED_OTHERWISE = {
@@ -179,7 +179,7 @@ def _maskbench() -> list[dict[str, Any]]:
 
 
 def _check_maskbench(cases: list[dict[str, Any]]) -> None:
-    """No invalid instance is accepted; of the valid ones, only those whose keys stand in another order are not."""
+    """Whatever is enforced accepts the valid instances and no other; the data has its keys in the schema's order."""
     num_enforced, wrongly_accepted, wrongly_refused = 0, [], []
     for case in cases:
         try:
@@ -191,12 +191,13 @@ def _check_maskbench(cases: list[dict[str, Any]]) -> None:
         num_enforced += 1
         for test in case["tests"]:
             taken = accepts(grammar, json.dumps(test["data"], ensure_ascii=False))
-            if taken and not test["valid"] and not is_valid(case["schema"], test["data"]):
+            if taken and not test["valid"]:
                 wrongly_accepted.append((case["id"], test["data"]))
             if test["valid"] and not taken:
                 wrongly_refused.append((case["id"], test["data"]))
-    print(f"{num_enforced} of {len(cases)} schemas enforced; valid but refused: {len(wrongly_refused)}")
+    print(f"{num_enforced} of {len(cases)} schemas enforced")
     assert wrongly_accepted == []
+    assert wrongly_refused == []
     assert num_enforced > len(cases) / 3
 
 
