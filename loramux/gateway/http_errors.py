@@ -52,6 +52,7 @@ def unexpected(error: Exception) -> LoramuxError:
 
 
 def json_pointer(location: Sequence[str | int]) -> str:
+    """RFC 6901."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in location)
 
 

@@ -95,7 +95,7 @@ class Exchange:
         except LoramuxError as error:
             yield error_event(self._call.error_body(error))
         except Exception:
-            log.exception("a stream failed", extra={"request_id": self._call.requests[0].id})
+            log.exception("a stream failed", extra={"fields": {"request_id": self._call.requests[0].id}})
             yield error_event(self._call.error_body(LoramuxError("internal error")))
         finally:
             await self.close()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from loramux.errors import InvalidRequest, UnsupportedParameter
-from loramux.gateway.openai.wire import Body
+from loramux.gateway.http_errors import json_pointer
+from loramux.gateway.openai.wire import Body, ChatBody
 
 B = TypeVar("B", bound=Body)
 
@@ -51,6 +52,9 @@ NO_REQUEST: dict[str, tuple[object, ...]] = {
 }
 """Values of fields not built that ask for nothing."""
 
+NO_REQUEST_IN_CHAT = NO_REQUEST | {"add_special_tokens": (False,)}
+"""A chat's template writes the special tokens."""
+
 _MESSAGES = {"missing": "this field is required", "model_type": "the body should be a JSON object"}
 
 
@@ -66,29 +70,26 @@ def parse(model: type[B], body: bytes) -> B:
 
 def refuse_unknown(parsed: Body) -> None:
     for pointer, field, value in _unknown(parsed, ""):
-        if value is None or field in IGNORED or _asks_nothing(field, value):
+        if value is None or field in IGNORED or _asks_nothing(parsed, field, value):
             continue
         raise UnsupportedParameter(f"the parameter {field!r} is not supported here", param=pointer)
 
 
-def _asks_nothing(field: str, value: Any) -> bool:
-    return any(type(value) is type(harmless) and value == harmless for harmless in NO_REQUEST.get(field, ()))
+def _asks_nothing(parsed: Body, field: str, value: Any) -> bool:
+    no_request = NO_REQUEST_IN_CHAT if isinstance(parsed, ChatBody) else NO_REQUEST
+    return any(type(value) is type(harmless) and value == harmless for harmless in no_request.get(field, ()))
 
 
 def _unknown(value: Any, pointer: str) -> Iterator[tuple[str, str, Any]]:
-    if isinstance(value, list):
+    """A list holds models only, or none: one of millions of token ids is not walked through."""
+    if isinstance(value, list) and value and isinstance(value[0], BaseModel):
         for position, item in enumerate(value):
             yield from _unknown(item, f"{pointer}/{position}")
     if isinstance(value, BaseModel):
         for field, item in (value.model_extra or {}).items():
-            yield pointer + to_pointer([field]), field, item
+            yield pointer + json_pointer([field]), field, item
         for field, info in type(value).model_fields.items():
             yield from _unknown(getattr(value, field), f"{pointer}/{info.alias or field}")
-
-
-def to_pointer(path: Sequence[str | int]) -> str:
-    """A JSON pointer (RFC 6901)."""
-    return "".join("/" + str(step).replace("~", "~0").replace("/", "~1") for step in path)
 
 
 def _first_mistake(error: ValidationError) -> InvalidRequest:
@@ -96,7 +97,7 @@ def _first_mistake(error: ValidationError) -> InvalidRequest:
     kind, message = mistake["type"], mistake["msg"]
     if kind == "json_invalid":
         return InvalidRequest(f"the body is not valid JSON: {message.partition(': ')[2]}")
-    pointer = to_pointer(_path_in_body(mistake["loc"]))
+    pointer = json_pointer(_path_in_body(mistake["loc"]))
     return InvalidRequest(_MESSAGES.get(kind, message[:1].lower() + message[1:]), param=pointer or None)
 
 

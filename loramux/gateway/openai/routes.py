@@ -1,4 +1,7 @@
-"""GET /v1/models, POST /v1/completions, /v1/chat/completions, /tokenize and /detokenize."""
+"""GET /v1/models, POST /v1/completions, /v1/chat/completions, /tokenize and /detokenize.
+
+What takes time with the size of a body, reading it included, runs in a thread: it would hold up every stream.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 import msgspec
 from fastapi import APIRouter, Request, Response
 
-from loramux.errors import Draining, InvalidRequest, LoramuxError
+from loramux.errors import Draining, InvalidRequest, LoramuxError, UnsupportedParameter
 from loramux.gateway.deps import InferPrincipal, ServicesDep
 from loramux.gateway.http_errors import error_body
 from loramux.gateway.openai.exchange import Call, Exchange
@@ -43,50 +46,65 @@ async def get_model(id: str, services: ServicesDep, principal: InferPrincipal) -
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request, services: ServicesDep, principal: InferPrincipal) -> Response:
     arrived_at = _arrive(services)
-    body = parse(ChatBody, await request.body())
-    check_combinations(body, num_prompts=1)
+    body = await asyncio.to_thread(_parse_chat, await request.body())
     resolved = await resolve(services, principal, body.model)
-    prompt = await asyncio.to_thread(_chat_ids, services.tokenizer, body.messages, True)
-    answer = ChatFormat(_bare_id(request), int(time.time()), body.model, services.tokenizer)
-    return await _answer(request, services, _call(request, services, principal, body, [prompt], resolved, answer, arrived_at), resolved)
+
+    def call() -> Call:
+        prompt = _chat_ids(services.tokenizer, body.messages, True)
+        answer = ChatFormat(_bare_id(request), int(time.time()), body.model, services.tokenizer)
+        return _call(request, services, principal, body, [prompt], resolved, answer, arrived_at)
+
+    return await _answer(request, services, await asyncio.to_thread(call), resolved)
 
 
 @router.post("/v1/completions")
 async def completions(request: Request, services: ServicesDep, principal: InferPrincipal) -> Response:
     arrived_at = _arrive(services)
-    body = parse(CompletionBody, await request.body())
-    prompts = _prompts(body)
-    check_combinations(body, num_prompts=len(prompts))
+    body = await asyncio.to_thread(_parse_completion, await request.body())
     resolved = await resolve(services, principal, body.model)
-    token_ids = await asyncio.to_thread(_prompt_ids, services.tokenizer, prompts)
-    answer = CompletionFormat(
-        _bare_id(request),
-        int(time.time()),
-        body.model,
-        services.tokenizer,
-        n=body.n or 1,
-        echoes=_echoes(services.tokenizer, prompts, token_ids) if body.echo else (),
-        with_logprobs=body.logprobs is not None,
-    )
-    return await _answer(request, services, _call(request, services, principal, body, token_ids, resolved, answer, arrived_at), resolved)
+
+    def call() -> Call:
+        prompts = _prompts(body)
+        token_ids = _prompt_ids(services.tokenizer, prompts)
+        answer = CompletionFormat(
+            _bare_id(request),
+            int(time.time()),
+            body.model,
+            services.tokenizer,
+            n=body.n or 1,
+            echoes=_echoes(services.tokenizer, prompts, token_ids) if body.echo else (),
+            with_logprobs=body.logprobs is not None,
+        )
+        return _call(request, services, principal, body, token_ids, resolved, answer, arrived_at)
+
+    return await _answer(request, services, await asyncio.to_thread(call), resolved)
 
 
 @router.post("/tokenize")
 async def tokenize(request: Request, services: ServicesDep, principal: InferPrincipal) -> Response:
-    body = parse(TokenizeBody, await request.body())
+    body = await asyncio.to_thread(parse, TokenizeBody, await request.body())
     resolved = await resolve(services, principal, body.model or services.served_model_name)
-    token_ids = await asyncio.to_thread(_tokenize, services.tokenizer, body)
-    answer: dict[str, Any] = {"count": len(token_ids), "max_model_len": resolved.info.base.max_model_len, "tokens": token_ids}
-    if body.return_token_strs:
-        answer["token_strs"] = [services.tokenizer.token_text(token_id) for token_id in token_ids]
-    return _json(answer)
+    answer = await asyncio.to_thread(_tokenize, services.tokenizer, body)
+    return _json({**answer, "max_model_len": resolved.info.base.max_model_len})
 
 
 @router.post("/detokenize")
 async def detokenize(request: Request, services: ServicesDep, principal: InferPrincipal) -> Response:
-    body = parse(DetokenizeBody, await request.body())
+    body = await asyncio.to_thread(parse, DetokenizeBody, await request.body())
     await resolve(services, principal, body.model or services.served_model_name)
-    return _json({"prompt": services.tokenizer.decode(body.tokens)})
+    return _json({"prompt": await asyncio.to_thread(services.tokenizer.decode, body.tokens)})
+
+
+def _parse_chat(raw: bytes) -> ChatBody:
+    body = parse(ChatBody, raw)
+    check_combinations(body, num_prompts=1)
+    return body
+
+
+def _parse_completion(raw: bytes) -> CompletionBody:
+    body = parse(CompletionBody, raw)
+    check_combinations(body, num_prompts=len(_prompts(body)))
+    return body
 
 
 def _arrive(services: Services) -> float:
@@ -176,12 +194,22 @@ def _chat_ids(tokenizer: ChatTokenizer, messages: Sequence[Message], add_generat
     return tokenizer.apply_chat_template(known, add_generation_prompt=add_generation_prompt)
 
 
-def _tokenize(tokenizer: ChatTokenizer, body: TokenizeBody) -> list[int]:
+def _tokenize(tokenizer: ChatTokenizer, body: TokenizeBody) -> dict[str, Any]:
+    token_ids = _tokenize_ids(tokenizer, body)
+    answer: dict[str, Any] = {"count": len(token_ids), "tokens": token_ids}
+    if body.return_token_strs:
+        answer["token_strs"] = [tokenizer.token_text(token_id) for token_id in token_ids]
+    return answer
+
+
+def _tokenize_ids(tokenizer: ChatTokenizer, body: TokenizeBody) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("give exactly one of prompt and messages", param="/prompt")
-    if body.messages is not None:
-        return _chat_ids(tokenizer, body.messages, body.add_generation_prompt is not False)
-    return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
+    if body.messages is None:
+        return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens is not False)
+    if body.add_special_tokens:
+        raise UnsupportedParameter("the chat template writes the special tokens; none are added around it", param="/add_special_tokens")
+    return _chat_ids(tokenizer, body.messages, body.add_generation_prompt is not False)
 
 
 def _model_card(id: str, resolved: Resolved | None = None) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from loramux.gateway.openai.wire import (
     StructuredOutputs,
 )
 from loramux.gateway.tenancy.types import Principal
+from loramux.grammar.limits import check_text
 from loramux.grammar.types import Constraint
 
 COMPLETION_MAX_TOKENS = 16
@@ -153,13 +154,17 @@ def num_prompt_logprobs(body: GenerationBody) -> int | None:
 
 
 def constraint_of(body: GenerationBody) -> PlacedConstraint | None:
-    """Raises `InvalidRequest` where there is more than one, or an empty or malformed one."""
-    from_format = _format_constraint(body)
-    if body.structured_outputs is None:
-        return from_format
-    if from_format is not None:
-        raise InvalidRequest("response_format and structured_outputs exclude each other", param="/structured_outputs")
-    return _structured_constraint(body.structured_outputs)
+    """Raises `InvalidRequest` where there is more than one, or an empty or malformed one; `GrammarTooComplex` for too long a one."""
+    placed = _format_constraint(body)
+    if body.structured_outputs is not None:
+        if placed is not None:
+            raise InvalidRequest("response_format and structured_outputs exclude each other", param="/structured_outputs")
+        placed = _structured_constraint(body.structured_outputs)
+    try:
+        check_text(placed.constraint.text if placed else "")
+    except GrammarTooComplex as error:  # the engine would say so too, once for each prompt that it was sent with
+        raise placed_in_body(error, placed) from None
+    return placed
 
 
 def _format_constraint(body: GenerationBody) -> PlacedConstraint | None:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
 from loramux.errors import InvalidRequest, UnsupportedParameter
-from loramux.gateway.openai.fields import parse, to_pointer
+from loramux.gateway.openai.fields import parse
 from loramux.gateway.openai.wire import Body, ChatBody, CompletionBody
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -165,4 +166,21 @@ def test_a_mistake_does_not_repeat_the_value() -> None:
 
 
 def test_pointers_are_escaped() -> None:
-    assert to_pointer(["a/b", "c~d", 3]) == "/a~1b/c~0d/3"
+    with pytest.raises(UnsupportedParameter) as caught:
+        chat(messages=[{"role": "user", "content": "x", "a/b~c": 1}])
+    assert caught.value.param == "/messages/0/a~1b~0c"
+
+
+def test_special_tokens_are_added_to_a_completion_and_never_to_a_chat() -> None:
+    chat(add_special_tokens=False)
+    completion(add_special_tokens=True)
+    for parsed in (lambda: chat(add_special_tokens=True), lambda: completion(add_special_tokens=False)):
+        with pytest.raises(UnsupportedParameter):
+            parsed()
+
+
+def test_a_prompt_of_a_million_tokens_is_read_in_the_time_of_its_json() -> None:
+    body = json.dumps(TEXT | {"prompt": [1] * 1_000_000}).encode()
+    started = time.process_time()
+    assert len(parse(CompletionBody, body).prompt) == 1_000_000
+    assert time.process_time() - started < 1.0

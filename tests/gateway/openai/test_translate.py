@@ -217,6 +217,13 @@ def test_constraints_and_where_they_stand(fields: dict[str, Any], constraint: Co
     assert translate.constraint_of(chat(**fields)) == (constraint, pointer)
 
 
+def test_a_constraint_too_long_for_the_engine_is_not_sent_to_it() -> None:
+    long = {"type": "object", "properties": {f"p{i}": {} for i in range(50_000)}}
+    with pytest.raises(GrammarTooComplex) as caught:
+        request_of(chat(structured_outputs={"json": long}))
+    assert caught.value.param == "/structured_outputs/json"
+
+
 def test_no_constraint() -> None:
     assert translate.constraint_of(chat()) is None
     assert translate.constraint_of(chat(response_format={"type": "text"})) is None
