@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import NamedTuple
+from urllib.parse import quote
 
 from loramux.adapters.ref import ModelRef, parse_model
 from loramux.adapters.types import AdapterVersion
@@ -13,6 +14,8 @@ from loramux.gateway.services import Services
 from loramux.gateway.tenancy.types import Principal
 
 MODEL_HEADER = "x-loramux-model"
+_IN_HEADERS = "".join(set(map(chr, range(0x21, 0x7F))) - set(";%"))
+"""Characters of a base's name that stand as they are in a header; the rest is percent-encoded."""
 
 
 class Resolved(NamedTuple):
@@ -28,9 +31,10 @@ class Resolved(NamedTuple):
     @property
     def header(self) -> str:
         """What answers, for `x-loramux-model`."""
+        base = quote(self.ref.base, safe=_IN_HEADERS)
         if self.version is None:
-            return f"{self.ref.base}; digest={self.info.base.digest}"
-        return f"{self.ref.base}:{self.version.id}; digest={self.version.digest}"
+            return f"{base}; digest={self.info.base.digest}"
+        return f"{base}:{self.version.id}; digest={self.version.digest}"
 
 
 async def resolve(services: Services, principal: Principal, model: str) -> Resolved:
@@ -45,6 +49,7 @@ async def resolve(services: Services, principal: Principal, model: str) -> Resol
 
 
 async def visible_ids(services: Services, principal: Principal) -> list[str]:
-    """The model names that the tenant may use, the base first."""
-    base = services.served_model_name
-    return [base, *(f"{base}:{name}" for name in await services.registry.visible(principal.tenant_id))]
+    """The model names that the tenant may use, the base first; without adapters of another base, once an engine has said which it has."""
+    base, info = services.served_model_name, services.engine.info
+    names = await services.registry.visible(principal.tenant_id, base_digest=info.base.digest if info else None)
+    return [base, *(f"{base}:{name}" for name in names)]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import pytest
 
 from loramux.errors import StoreUnavailable
 from loramux.gateway.store.client import Store
-from tests.gateway.openai.conftest import BASE, Gateway
+from tests.gateway.openai.conftest import BASE, DIGEST, Gateway
 
 
 class NoStore(Store):
@@ -37,6 +39,28 @@ def test_version(gateway: Gateway) -> None:
     with gateway.http() as http:
         answer = http.get("/version").json()
     assert answer["version"] and answer["engine"]["kernels"] == "reference"
+
+
+def test_a_base_of_any_name_can_answer(gateway: Gateway) -> None:
+    services, name = gateway.services, "模型; ü\r\nx-a: b%"
+    services.served_model_name = name
+    try:
+        with gateway.http() as http:
+            answer = http.post("/v1/completions", json={"model": f"{name}:tickets", "prompt": "hello", "max_tokens": 1})
+        assert answer.status_code == 200 and answer.json()["model"] == f"{name}:tickets" and "x-a" not in answer.headers
+        header = answer.headers["x-loramux-model"]
+        assert header == f"{quote(name, safe='')}:tickets@1; digest={DIGEST['tickets']}".replace("x-a%3A", "x-a:")
+    finally:
+        services.served_model_name = BASE
+
+
+def test_tokenize_adds_nothing_around_a_chat(gateway: Gateway) -> None:
+    body = {"model": BASE, "messages": [{"role": "user", "content": "hi"}]}
+    with gateway.http() as http:
+        refused = http.post("/tokenize", json={**body, "add_special_tokens": True})
+        shown = http.post("/tokenize", json={**body, "return_token_strs": True}).json()
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "/add_special_tokens"
+    assert shown["count"] == len(shown["tokens"]) == len(shown["token_strs"]) and shown["max_model_len"] == 256
 
 
 @pytest.mark.parametrize("stream", [True, False])
