@@ -30,9 +30,10 @@ class LocalSource:
         `AdapterInvalid` if a file is missing, too large, or a pickle.
         """
         directory = self._resolve(_path_of(uri))
-        if not directory.is_dir():
-            raise AdapterInvalid(f"{uri} is not a directory")
-        names = {entry.name for entry in directory.iterdir()}
+        try:
+            names = {entry.name for entry in directory.iterdir()}
+        except OSError as error:
+            raise AdapterInvalid(f"{uri} is not a directory that can be read: {error.strerror}") from None
         if TENSORS_FILE not in names:
             refuse_pickles(names)
         return Contents(self._read_file(directory / CONFIG_FILE), self._read_file(directory / TENSORS_FILE))
@@ -61,7 +62,10 @@ class LocalSource:
 
 
 def _path_of(uri: str) -> Path:
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError:
+        raise InvalidRequest("a source must be a `file:` URI or a path", param=_PARAM) from None
     if parts.scheme == "file" and parts.netloc in ("", "localhost"):
         path = unquote(parts.path)
     elif not parts.scheme:

@@ -120,7 +120,7 @@ def _part_value(part: str) -> Any:
         return part
     try:
         return json.loads(part)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidRequest("A part of the upload is not valid JSON.") from None
 
 

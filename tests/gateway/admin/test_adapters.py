@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from loramux.adapters.identity import content_digest
@@ -68,6 +69,16 @@ async def test_an_upload_is_kept_over_a_restart_without_its_files(store_url: str
         assert [model["id"] for model in (await app.call("GET", "/v1/models", key)).json()["data"]] == ["tiny", "tiny:tickets"]
 
 
+async def test_adapters_of_another_base_are_not_listed(app: Served) -> None:
+    key = await app.new_key("acme")
+    assert (await _register(app, write_adapter(app.root / "one"), tenants=["acme"])).status_code == 201
+    info = app.engine._info
+    other = msgspec.structs.replace(info.base, digest="sha256:" + "f" * 64)
+    app.engine._info = msgspec.structs.replace(info, base=other)
+    assert [model["id"] for model in (await app.call("GET", "/v1/models", key)).json()["data"]] == ["tiny"]
+    error_of(await app.call("GET", "/v1/models/tiny:tickets", key), 404, "model_not_found")
+
+
 async def test_the_same_bytes_from_a_file_and_from_an_upload_are_one_version(app: Served) -> None:
     directory = write_adapter(app.root / "one")
     assert (await _register(app, directory)).status_code == 201
@@ -119,9 +130,10 @@ async def test_only_the_roots_are_read(app: Served, tmp_path: Path) -> None:
     for uri in (f"file:{outside}", f"file:{app.root}/link", f"file:{app.root}/../outside", "file:///etc", f"file:{inside}"):
         body = {"base": "tiny", "source": {"uri": uri}}
         assert error_of(await app.admin("POST", "/adapters/x/versions", json=body), 400, "invalid_request")["param"] == "/source/uri"
-    for uri in ("https://example.com/a", "hf:org/name", "relative", "file:relative", "\0"):
+    for uri in ("https://example.com/a", "hf:org/name", "relative", "file:relative", "\0", "file://["):
         body = {"base": "tiny", "source": {"uri": uri}}
         error_of(await app.admin("POST", "/adapters/x/versions", json=body), 400, "invalid_request")
+    error_of(await _register(app, app.root / ("a" * 300)), 422, "adapter_invalid")
 
 
 @pytest.mark.parametrize(
@@ -150,6 +162,7 @@ async def test_bad_uploads(app: Served) -> None:
     error_of(await _upload(app, files, preload='{"tier": "host"}'), 400, "unsupported_parameter")
     error_of(await _upload(app, files, tenants="[acme"), 400, "invalid_request")
     error_of(await _upload(app, files, tenants="acme"), 400, "invalid_request")
+    error_of(await _upload(app, files, tenants="[" * 60_000), 400, "invalid_request")
     broken = {"content-type": "multipart/form-data; boundary=x"}
     error_of(await app.admin("POST", "/adapters/x/versions", content=b"--y\r\nnonsense", headers=broken), 400, "invalid_request")
     error_of(
