@@ -143,6 +143,10 @@ class Registry:
         if not await self._write(scripts.SET_GRANTS, [name, *tenants]):
             raise _no_adapter()
 
+    async def revoke(self, tenant_id: str) -> None:
+        """Take a tenant out of every grant."""
+        await self._write(scripts.REVOKE, [tenant_id])
+
     async def delete_version(self, name: str, version: int) -> None:
         """Raises `NotFound`; `Conflict` while an alias points at it."""
         found, alias = await self._write(scripts.DELETE_VERSION, [name, str(version)])

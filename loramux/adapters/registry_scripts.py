@@ -119,6 +119,13 @@ return 1
 """
 )
 
+REVOKE = """
+for _, name in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+  redis.call('SREM', '{reg}:a:' .. name .. ':grants', ARGV[1])
+end
+return 1
+"""
+
 DELETE_VERSION = (
     _NAMED
     + _FORGET_DIGEST

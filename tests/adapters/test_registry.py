@@ -95,6 +95,13 @@ async def test_grants(registry: Registry) -> None:
         await registry.set_grants("nothing", ["acme"])
 
 
+async def test_a_tenant_is_revoked_everywhere_and_nobody_else_is(registry: Registry) -> None:
+    for name, granted in (("one", ("acme",)), ("two", ("acme", "globex")), ("three", ("*",))):
+        await add(registry, name=name, tenants=granted)
+    await registry.revoke("acme")
+    assert [record.grants for record in await registry.list()] == [(), ("*",), ("globex",)]
+
+
 async def test_a_tenant_called_like_a_prefix_gets_nothing(registry: Registry) -> None:
     await add(registry, ONE, tenants=("acme-two",))
     for tenant in ("acme", "acme-", "*", "", "acme-two-x"):
