@@ -1,8 +1,6 @@
-"""Counts the requests being answered, so that a gateway that takes no more can wait for the rest."""
+"""Counts the requests being answered."""
 
 from __future__ import annotations
-
-import asyncio
 
 from loramux.gateway.metrics import Metrics
 
@@ -12,8 +10,6 @@ class InFlight:
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._empty = asyncio.Event()
-        self._empty.set()
         self.num_requests = 0
 
     def enter(self) -> None:
@@ -22,11 +18,6 @@ class InFlight:
     def leave(self) -> None:
         self._count(-1)
 
-    async def empty(self) -> None:
-        """Return when no request is being answered."""
-        await self._empty.wait()
-
     def _count(self, change: int) -> None:
         self.num_requests += change
         self._metrics.observe_in_flight(self.num_requests)
-        (self._empty.clear if self.num_requests else self._empty.set)()

@@ -17,7 +17,7 @@ from loramux.gateway.tokenizer import ChatTokenizer
 
 @dataclass
 class Services:
-    """The gateway's parts. Only `started` and `draining` change after start."""
+    """The gateway's parts. Only `draining` changes after start."""
 
     settings: Settings
     store: Store
@@ -29,12 +29,10 @@ class Services:
     metrics: Metrics
     served_model_name: str
     """The base's name in the API: `--served-model-name`, or the checkpoint's own."""
-    started: bool = False
-    """Set once the engine has been ready for the first time."""
     draining: bool = False
     """Set by SIGTERM: requests in flight finish, new ones are refused."""
     in_flight: InFlight = field(init=False)
-    """Counts requests to the engine; draining waits for it to be empty."""
+    """Counts requests to the engine."""
 
     def __post_init__(self) -> None:
         self.in_flight = InFlight(self.metrics)

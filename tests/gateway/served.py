@@ -76,7 +76,6 @@ async def served(store_url: str, directory: Path, **settings: Any) -> AsyncItera
         tokenizer=tokenizer,
         metrics=Metrics(),
         served_model_name="tiny",
-        started=True,
     )
     transport = httpx.ASGITransport(create_app(services))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import shutil
 import signal
@@ -23,7 +24,7 @@ from loramux.engine.checkpoint import open_checkpoint
 from loramux.engine.client import EngineClient
 from loramux.engine.config import EngineConfig
 from loramux.engine.json_log import log_to_stderr
-from loramux.errors import InvalidRequest, NotFound, StartupFailed
+from loramux.errors import InvalidRequest, NotFound, StartupFailed, StoreUnavailable
 from loramux.gateway.app import create_app
 from loramux.gateway.fleet.supervisor import Supervisor
 from loramux.gateway.metrics import Metrics
@@ -50,9 +51,17 @@ def run_server(settings: Settings) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(settings))
     except StartupFailed as error:
-        print(f"loramux: {' '.join(error.message.split())}", file=sys.stderr)
-        return 1
+        return _failed(error.message)
+    except StoreUnavailable as error:
+        return _failed(f"{error.message} See to the store, or give another --store-url")
+    except OSError as error:
+        return _failed(f"{error.filename or 'the system'}: {error.strerror or error}; see to it, or give another --data-dir")
     return 0
+
+
+def _failed(message: str) -> int:
+    print(f"loramux: {' '.join(message.split())}", file=sys.stderr)
+    return 1
 
 
 class _Server(uvicorn.Server):
@@ -69,7 +78,7 @@ async def _serve(settings: Settings) -> None:
         listener = stack.enter_context(_listen(settings.host, settings.port))
         services, supervisor = await stack.enter_async_context(_services(settings))
         server = _Server(_server_config(services))
-        starting = asyncio.create_task(_start_engine(services, supervisor))
+        starting = asyncio.create_task(supervisor.start())
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         stopping = asyncio.create_task(stop.wait())
         try:
@@ -79,6 +88,8 @@ async def _serve(settings: Settings) -> None:
                 _log_start(services, listener)
                 watching = stack.enter_context(_cancelled_at_the_end(supervisor.watch()))
                 await asyncio.wait({serving, stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
+                _raise_what_broke(watching)
+            _raise_what_broke(serving)
         finally:
             services.draining = True
             server.should_exit = True
@@ -87,9 +98,10 @@ async def _serve(settings: Settings) -> None:
             await asyncio.gather(serving, starting, stopping, return_exceptions=True)
 
 
-async def _start_engine(services: Services, supervisor: Supervisor) -> None:
-    await supervisor.start()
-    services.started = True
+def _raise_what_broke(task: asyncio.Task[None]) -> None:
+    """Neither the server nor the watch ends by itself unless it failed."""
+    if task.done():
+        task.result()
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -137,7 +149,7 @@ async def _services(settings: Settings) -> AsyncIterator[tuple[Services, Supervi
         await _prepare_tenants(tenants, settings)
         registry = Registry(store.client, durable=store.durable)
         contents = ContentStore(data_dir / "adapters")
-        await _drop_unnamed(contents, registry)
+        await _drop_unnamed(contents, registry, data_dir, settings.store_url)
         endpoint = f"ipc://{runtime_dir / 'engine-0.ipc'}"
         engine = EngineClient(endpoint, lambda digest: _find_contents(contents, digest))
         await engine.start()
@@ -171,8 +183,16 @@ async def _prepare_tenants(tenants: TenantStore, settings: Settings) -> None:
         await tenants.ensure_open_tenant()
 
 
-async def _drop_unnamed(contents: ContentStore, registry: Registry) -> None:
-    """Bytes that no version names any more: of deleted versions, or of registrations cut off half-way."""
+async def _drop_unnamed(contents: ContentStore, registry: Registry, data_dir: Path, store_url: str) -> None:
+    """Bytes that no version names any more: of deleted versions, or of registrations cut off half-way.
+
+    Only where the embedded store alone has ever named contents of this directory: another store may name what this one does not.
+    """
+    other_stores = data_dir / "other-stores"
+    if store_url != "embedded":
+        other_stores.touch()
+    if other_stores.exists():
+        return
     named = await registry.digests()
     for digest in contents.digests() - named:
         await asyncio.to_thread(contents.delete, digest)
@@ -216,7 +236,7 @@ def _server_config(services: Services) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        timeout_graceful_shutdown=int(services.settings.request_timeout),
+        timeout_graceful_shutdown=math.ceil(services.settings.request_timeout),
     )
 
 

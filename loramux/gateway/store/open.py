@@ -41,11 +41,16 @@ async def open_store(store_url: str, data_dir: Path, runtime_dir: Path, lock: in
 
 @asynccontextmanager
 async def _connected(url: str) -> AsyncIterator[Store]:
-    client = connect(url)
+    try:
+        client = connect(url)
+    except ValueError:  # its message may quote a password
+        raise StartupFailed("--store-url is no URL of a store: redis://[[user]:password@]host[:port][/number]") from None
     try:
         try:
             store = Store(client, durable=await waits_for_disk(client))
             await migrate(client)
+        except TypeError:  # the client takes a query's fields as arguments
+            raise StartupFailed(f"--store-url {_without_password(url)} has a query that the store's client does not know") from None
         except (StoreUnavailable, redis_errors.RedisError) as error:
             cause = error.__cause__ or error
             where, how = _without_password(url), type(cause).__name__

@@ -133,7 +133,6 @@ def _services(directory: Path, store_url: str) -> Services:
         tokenizer=tokenizer,
         metrics=Metrics(),
         served_model_name=BASE,
-        started=True,
     )
 
 

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from loramux.errors import StartupFailed
+from loramux.gateway.store.open import open_store
+
+
+@pytest.mark.parametrize("url", ["redis://h:abc", "redis://h:99999", "redis://[x", "redis://:secret/x@h:6379", "unix:///nowhere?secret=1"])
+async def test_a_url_that_can_not_be_used_is_a_failed_start_that_repeats_no_password(tmp_path: Path, url: str) -> None:
+    with pytest.raises(StartupFailed, match="--store-url") as caught:
+        async with open_store(url, tmp_path, tmp_path, 0):
+            pass
+    assert "secret" not in caught.value.message
