@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import IO, Protocol
 
 import msgspec
@@ -25,6 +26,8 @@ ENGINE_COMMAND = (sys.executable, "-m", "loramux.engine.process")
 STOP_S = 10.0
 _POLL_S = 0.02
 _BACKOFF_S = (0.1, 1.0, 2.0, 5.0, 10.0, 30.0)
+_SILENT_S = 30.0
+"""An engine that lives but that the client has lost for so long hangs, and is ended."""
 _STEADY_S = 60.0
 """An engine that has run so long has its next failure counted as the first."""
 
@@ -103,7 +106,7 @@ class Supervisor:
         failures = 0
         while True:
             assert self._engine is not None
-            await self._engine.ended.wait()
+            await self._ended_or_made_to(self._engine)
             self._client.lost("the engine process ended")
             if time.monotonic() - self._engine.started_at > _STEADY_S:
                 failures = 0
@@ -116,6 +119,19 @@ class Supervisor:
                 log.info("the engine is back", extra={"fields": {"pid": self.pid}})
             except StartupFailed as error:
                 log.error(error.message)
+
+    async def _ended_or_made_to(self, engine: EngineProcess) -> None:
+        heard_at = time.monotonic()
+        while not engine.ended.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_SILENT_S / 30):
+                    await engine.ended.wait()
+            now = time.monotonic()
+            heard_at = now if self._client.info is not None else heard_at
+            if now - heard_at > _SILENT_S:
+                log.error("the engine hangs and is ended", extra={"fields": {"pid": engine.process.pid}})
+                await asyncio.to_thread(stop_child, engine.process, 1.0)
+                await engine.ended.wait()
 
     async def stop(self) -> None:
         """Ask it to end, then make it. One that is still loading would not hear."""

@@ -110,6 +110,20 @@ async def test_an_engine_that_dies_is_lost_then_restarted_through_failures(tmp_p
     assert client.asked_to_stop
 
 
+async def test_an_engine_that_hangs_is_ended_and_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "_SILENT_S", 0.3)
+    async with _supervised(tmp_path, "ok ok") as (supervisor, client):
+        await supervisor.start()
+        first = supervisor.pid
+        watch = asyncio.create_task(supervisor.watch())
+        await asyncio.sleep(0.5)
+        assert supervisor.pid == first
+        client.endpoint.unlink()
+        await _until(lambda: client.endpoint.exists() and client.endpoint.read_text() == "2")
+        assert supervisor.pid != first and len(client.losses) == 1
+        watch.cancel()
+
+
 async def test_stopping_ends_even_a_stubborn_engine(tmp_path: Path) -> None:
     async with _supervised(tmp_path, "stubborn") as (supervisor, _):
         await supervisor.start()
