@@ -23,7 +23,7 @@ _UPLOAD_PATH = re.compile(r"/admin/v1/adapters/[^/]+/versions")
 
 def create_routes(services: Services) -> FastAPI:
     """Every route, with its errors in the contract's form, but without middleware."""
-    app = FastAPI(title="loramux", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="loramux", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.state.services = services
     for module in (health, routes, tenants, keys, adapters, engines):
         app.include_router(module.router)

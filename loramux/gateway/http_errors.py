@@ -6,16 +6,19 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from loramux.errors import InvalidRequest, LoramuxError, MethodNotAllowed, NotFound, UnsupportedParameter
 
 log = logging.getLogger("loramux.gateway")
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+CLIENT_CLOSED_REQUEST = 499
+"""For the log and the metrics: nobody is there to read it."""
 _HTTP_ERRORS = {404: NotFound, 405: MethodNotAllowed}
 
 
@@ -91,7 +94,11 @@ def install_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         return respond(request, from_http_exception(error))
 
+    async def client_gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+
     app.add_exception_handler(LoramuxError, loramux_error)
+    app.add_exception_handler(ClientDisconnect, client_gone)
     app.add_exception_handler(Exception, loramux_error)
     app.add_exception_handler(RequestValidationError, validation_error)
     app.add_exception_handler(HTTPException, http_exception)

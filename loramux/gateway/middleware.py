@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -12,7 +13,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from loramux.errors import BodyTooLarge, InvalidRequest, LoramuxError
+from loramux.errors import BodyTooLarge, InvalidRequest, LoramuxError, RequestTimeout
 from loramux.gateway.http_errors import error_response, unexpected
 
 access_log = logging.getLogger("loramux.access")
@@ -20,8 +21,11 @@ log = logging.getLogger("loramux.gateway")
 
 _PROBES = frozenset({"/health/live", "/health/ready", "/metrics"})
 """Asked every few seconds for ever; logged at DEBUG."""
-_CLIENT_ID = re.compile(r"(?!lmx_)[A-Za-z0-9._:-]{1,128}")
+_CLIENT_ID = re.compile(r"(?!.*lmx_)[A-Za-z0-9._:-]{1,128}")
 """Anything that could be a key by mistake is not echoed and not logged."""
+_KEY_IN_PATH = re.compile(r"lmx_[A-Za-z0-9._-]*")
+_STALLED_BODY_S = 60.0
+"""A client that sends no byte of its body for so long is taken for gone."""
 
 
 def new_request_id() -> str:
@@ -74,12 +78,20 @@ class RequestContext:
 def _access_fields(scope: Scope, state: MutableMapping[str, Any], status: int, duration_s: float) -> dict[str, Any]:
     """The path without its query; ids of tenant and key, never a key."""
     fields = {name: state.get(name) for name in ("request_id", "client_request_id", "tenant_id", "key_id")}
-    fields |= {"method": scope["method"], "path": scope["path"], "status": status, "duration_ms": round(duration_s * 1e3, 1)}
+    fields |= {
+        "method": scope["method"],
+        "path": _KEY_IN_PATH.sub("lmx_...", scope["path"]),
+        "status": status,
+        "duration_ms": round(duration_s * 1e3, 1),
+    }
     return {name: value for name, value in fields.items() if value not in (None, "")}
 
 
 class BodyLimit:
-    """Refuses a body over `limit(scope)` bytes with 413, whether its length was declared or it came in chunks."""
+    """Refuses a body over `limit(scope)` bytes with 413, whether its length was declared or it came in chunks; one that stalls with 408.
+
+    What comes after the body, a disconnect, may take as long as it likes.
+    """
 
     def __init__(self, app: ASGIApp, limit: Callable[[Scope], int]) -> None:
         self.app = app
@@ -96,9 +108,16 @@ class BodyLimit:
         if int(declared) > limit_bytes:
             raise BodyTooLarge(f"The body is larger than {limit_bytes} bytes.")
 
+        complete = False
+
         async def receive_counted() -> Message:
-            nonlocal num_bytes
-            message = await receive()
+            nonlocal num_bytes, complete
+            try:
+                async with asyncio.timeout(None if complete else _STALLED_BODY_S):
+                    message = await receive()
+            except TimeoutError:
+                raise RequestTimeout(f"No byte of the body came for {_STALLED_BODY_S:g} s.") from None
+            complete = not message.get("more_body", False)
             num_bytes += len(message.get("body", b""))
             if num_bytes > limit_bytes:
                 raise BodyTooLarge(f"The body is larger than {limit_bytes} bytes.")

@@ -68,6 +68,8 @@ async def test_no_key_and_no_salt_reaches_a_log_or_an_answer(app: Served, caplog
         await app.call("GET", "/v1/models", key + "x"),
         await app.call("GET", "/v1/models", None, headers={"authorization": f"Basic {key}"}),
         await app.call("GET", "/v1/models", key, headers={"x-client-request-id": key}),
+        await app.call("GET", "/v1/models", key, headers={"x-client-request-id": f"job:{key}"}),
+        await app.admin("DELETE", f"/tenants/acme/keys/{key}"),
         await app.admin("GET", "/tenants/acme"),
         await app.admin("GET", "/tenants/acme/keys"),
     ]
@@ -114,6 +116,7 @@ async def test_unknown_routes_and_methods(app: Served) -> None:
     error_of(await app.call("GET", "/v2/models"), 404, "not_found")
     error_of(await app.call("DELETE", "/v1/models"), 405, "method_not_allowed")
     error_of(await app.call("GET", "/docs"), 404, "not_found")
+    error_of(await app.call("GET", "/admin/v1/tenants/"), 404, "not_found")
     error_of(await app.call("GET", "/openapi.json"), 404, "not_found")
 
 

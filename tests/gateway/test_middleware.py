@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
@@ -9,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI, Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from loramux.errors import QueueFull
+from loramux.gateway import middleware
 from loramux.gateway.http_errors import install_error_handlers
 from loramux.gateway.middleware import BodyLimit, RequestContext
 
@@ -48,6 +50,46 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
 async def _chunks(*sizes: int) -> AsyncIterator[bytes]:
     for size in sizes:
         yield b"1" * size
+
+
+async def test_a_body_that_stalls_is_a_408_and_its_end_is_not(monkeypatch: pytest.MonkeyPatch, http: httpx.AsyncClient) -> None:
+    monkeypatch.setattr(middleware, "_STALLED_BODY_S", 0.05)
+
+    async def stalled() -> AsyncIterator[bytes]:
+        yield b"1"
+        await asyncio.sleep(5)
+
+    for path in ("/length", "/parsed"):
+        response = await http.post(path, content=stalled(), headers={"content-type": "application/json"})
+        assert response.status_code == 408 and response.json()["error"]["code"] == "timeout"
+
+    async def wait_for_the_end(scope: Scope, receive: Receive, send: Send) -> None:
+        assert not (await receive()).get("more_body", False)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(receive(), 0.2)
+
+    async def receive() -> Message:
+        if received:
+            await asyncio.sleep(5)
+        received.append(None)
+        return {"type": "http.request", "body": b"1"}
+
+    received: list[None] = []
+    await BodyLimit(wait_for_the_end, lambda scope: 100)({"type": "http", "headers": []}, receive, None)  # type: ignore[arg-type]
+
+
+async def test_a_client_that_leaves_while_it_sends_is_no_fault_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/length", "raw_path": b"/length", "query_string": b"", "headers": []}
+    await _app()(scope, receive, send)
+    assert sent[0]["status"] == 499 and not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_request_ids_are_the_servers(http: httpx.AsyncClient) -> None:

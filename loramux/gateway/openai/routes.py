@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request, Response
 
 from loramux.errors import Draining, InvalidRequest, LoramuxError, UnsupportedParameter
 from loramux.gateway.deps import InferPrincipal, ServicesDep
-from loramux.gateway.http_errors import error_body
+from loramux.gateway.http_errors import CLIENT_CLOSED_REQUEST, error_body
 from loramux.gateway.openai.exchange import Call, Exchange
 from loramux.gateway.openai.fields import parse
 from loramux.gateway.openai.models import MODEL_HEADER, Resolved, resolve, visible_ids
@@ -28,8 +28,6 @@ from loramux.gateway.tenancy.types import Principal
 from loramux.gateway.tokenizer import ChatTokenizer
 
 router = APIRouter()
-
-_CLIENT_CLOSED_REQUEST = 499
 
 
 @router.get("/v1/models")
@@ -159,7 +157,7 @@ async def _answer(request: Request, services: Services, call: Call, resolved: Re
         return _json(await unless_disconnected(request.receive, exchange.whole()), headers)
     except ClientGone:
         await exchange.close()
-        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
     except BaseException:
         await exchange.close()
         raise
