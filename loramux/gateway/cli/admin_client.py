@@ -39,7 +39,10 @@ def call(method: str, path: str, **content: Any) -> None:
     if not response.is_success:
         _fail(_problem(response))
     if response.content:
-        print(json.dumps(response.json(), indent=2, ensure_ascii=False))
+        try:
+            print(json.dumps(response.json(), indent=2, ensure_ascii=False))
+        except ValueError:
+            _fail(f"{url} answers, but not as loramux; is LORAMUX_URL right?")
 
 
 def _problem(response: httpx.Response) -> str:

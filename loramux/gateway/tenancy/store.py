@@ -139,11 +139,13 @@ class TenantStore:
     async def ensure_admin_key(self, given: str | None) -> str | None:
         """Set the operator's key to `given`; without it, make one where there is none, and return it to be shown once.
 
-        Raises InvalidRequest if `given` is too short to be a secret.
+        Raises InvalidRequest if `given` is too short to be a secret, or would be taken for a tenant's key.
         """
         if given is not None:
             if len(given) < _MIN_GIVEN_KEY_CHARS or not given.isascii() or not given.isprintable() or " " in given:
                 raise InvalidRequest(f"LORAMUX_ADMIN_KEY needs at least {_MIN_GIVEN_KEY_CHARS} printable ASCII characters, no spaces")
+            if parse_key(given) is not None:
+                raise InvalidRequest("LORAMUX_ADMIN_KEY is a tenant's key; give another")
             await self._store.write(scripts.SET, [_ADMIN_KEY], key_hash(given))
             return None
         new: NewKey = new_key(ADMIN_TENANT)

@@ -142,6 +142,7 @@ async def test_a_command_that_fails_is_one_line(url: str, tmp_path: Path) -> Non
         (await _run(url, "tenants", "list", key="a-wrong-key-0123456789"), "invalid_api_key"),
         (await _run(url, "tenants", "list", key=""), "LORAMUX_ADMIN_KEY"),
         (await _run("http://127.0.0.1:1", "tenants", "list"), "does not answer"),
+        (await _run(f"{url}/metrics?", "tenants", "list"), "not as loramux"),
         (await _run(url, "adapters", "upload", "x", str(tmp_path / "nowhere"), "--base", "tiny"), "can't be read"),
     ):
         assert result.exit_code == 1 and said in result.stderr and len(result.stderr.splitlines()) == 1
