@@ -15,6 +15,7 @@ from loramux.errors import AdapterInvalid, AdapterLoading, EngineFailed, NotFoun
 log = logging.getLogger(__name__)
 
 FETCH_TIMEOUT_S = 60.0
+_STOPPING = "the engine is stopping"
 
 
 @dataclass
@@ -37,6 +38,7 @@ class AdapterFetch:
         self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self._wants: dict[str, _Want] = {}
+        self._closed = False
 
     def fetch(self, digest: str) -> tuple[bytes, bytes]:
         """adapter_config.json and adapter_model.safetensors, verified and kept on disk. Blocks.
@@ -75,14 +77,17 @@ class AdapterFetch:
                 want.asked = None
 
     def close(self) -> None:
-        """Give up all that is waited for."""
+        """Give up all that is waited for, and whatever would be from here on."""
         with self._lock:
+            self._closed = True
             for want in self._wants.values():
-                want.contents.set_exception(AdapterLoading("the engine is stopping"))
+                want.contents.set_exception(AdapterLoading(_STOPPING))
             self._wants.clear()
 
     def _ask(self, digest: str) -> Contents:
         with self._lock:
+            if self._closed:
+                raise AdapterLoading(_STOPPING)
             want = self._wants.setdefault(digest, _Want())
         self._wake()
         try:

@@ -128,7 +128,8 @@ class EngineServer:
         self._receive(0 if self._core.has_work() else self._idle_ms())
         self._drop_silent()
         for routing_id, digest in self._fetch.questions([each.routing_id for each in self._gateways.values() if each.gateway_id]):
-            self._send(self._gateways[routing_id], NeedAdapter(digest))
+            if gateway := self._gateways.get(routing_id):  # the question before may have found it unreachable
+                self._send(gateway, NeedAdapter(digest))
         if self._core.has_work():
             self._core.step()
         self._deliver(self._core.take_outputs(), self._stats_if_due())

@@ -16,8 +16,11 @@ import pytest
 import zmq
 from safetensors.numpy import save
 
+from loramux.adapters.contents import ContentStore
 from loramux.adapters.identity import content_digest
-from loramux.engine.protocol import AdapterBytes, Hello, StepOutput, Submit, Welcome, decode_to_gateway, encode
+from loramux.engine.adapter_fetch import AdapterFetch
+from loramux.engine.protocol import AdapterBytes, Hello, NeedAdapter, StepOutput, Submit, Welcome, decode_to_gateway, encode
+from loramux.engine.types import RequestEnd
 from loramux.errors import AdapterLoading, EngineFailed, NoEngine
 from tests.engine.engine_process import ROOT, collect, connected, engine_process, engine_thread, until
 from tests.engine.fake_core import BROKEN, make_request
@@ -258,3 +261,31 @@ def test_requests_of_a_gateway_that_is_gone_are_aborted(tmp_path: Path, how: str
             gateway.receive(Welcome)
         for each in (gateway, again):
             each.close()
+
+
+def test_two_questions_for_a_gateway_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first finds it unreachable; the engine drops the second and goes on."""
+    monkeypatch.setattr("loramux.engine.server.STATS_S", 3.0)
+    digests = [DIGEST, "sha256:" + "0" * 64]
+    with engine_thread(tmp_path) as engine:
+        gone, poor = RawGateway(engine.endpoint), RawGateway(engine.endpoint)
+        for gateway, gateway_id in ((poor, "poor"), (gone, "gone")):
+            gateway.send(Hello(gateway_id))
+            gateway.receive(Welcome)
+        poor.send(*(Submit(make_request(digest, adapter=digest)) for digest in digests))
+        asked = [poor.receive(NeedAdapter) for _ in digests]
+        gone.close()
+        poor.send(*(AdapterBytes(question.digest, None) for question in asked))
+        ends: list[RequestEnd] = []
+        while len(ends) < len(digests):
+            ends += poor.receive(StepOutput).ends
+        assert [end.failure.code for end in ends] == ["adapter_loading"] * 2
+        poor.close()
+    assert engine.exit_codes == [0]
+
+
+def test_once_closed_no_adapter_is_waited_for(tmp_path: Path) -> None:
+    fetch = AdapterFetch(ContentStore(tmp_path), lambda: None)
+    fetch.close()
+    with pytest.raises(AdapterLoading):
+        fetch.fetch(DIGEST)
