@@ -19,6 +19,8 @@ from loramux.errors import AdapterInvalid
 _MAX_CONFIG_BYTES = 1 << 20
 _MAX_PATTERN_CHARS = 1024
 _MAX_PATTERNS = 4096
+_MAX_RANK = 1 << 20
+"""Far over any server's limit, which the report tells; a whole number has no bound in JSON, but a scale is made of it."""
 _MAX_ALPHA = 1e9
 _DEFAULT_RANK = 8
 _DEFAULT_ALPHA = 8
@@ -110,8 +112,9 @@ class LoraConfig:
     def _layer_of(self, module: str) -> int | None:
         for pattern in self.layers_pattern or (r"[^.]*",):
             prefix = r"(?:^|.*?\.)" if self.layers_pattern else r".*?\."
-            if match := self._patterns.match(rf"{prefix}{pattern}\.(?P<idx>\d+)\.", module):
-                return int(match.group("idx"))
+            match = self._patterns.match(rf"{prefix}{pattern}\.(?P<idx>\d+)\.", module)
+            if match and (index := match.group("idx")) is not None:  # an alternative in the pattern may match without it
+                return int(index)
         return None
 
 
@@ -155,8 +158,8 @@ def _typed(keys: Mapping[str, Any], key: str, kind: type, default: Any) -> Any:
 
 
 def _positive(key: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise _wrong(key, value, "a whole number of 1 or more")
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MAX_RANK:
+        raise _wrong(key, value, f"a whole number from 1 to {_MAX_RANK}")
     return value
 
 

@@ -135,6 +135,7 @@ def test_harmless_configurations_are_accepted(changes: dict[str, Any]) -> None:
         ({"r": True}, "r is True"),
         ({"r": "4"}, "r is '4'"),
         ({"r": 8}, "says rank 8"),
+        ({"r": 10**400}, "r is 1000"),
         ({"lora_alpha": "16"}, "lora_alpha"),
         ({"lora_alpha": 10**400}, "lora_alpha"),
         ({"use_rslora": "yes"}, "use_rslora"),
@@ -149,6 +150,7 @@ def test_harmless_configurations_are_accepted(changes: dict[str, Any]) -> None:
         ({"exclude_modules": ["v_proj"]}, "does not target it"),
         ({"layers_to_transform": [0, 1]}, "does not target it"),
         ({"layers_to_transform": ["0"]}, "layers_to_transform"),
+        ({"target_modules": ["q_proj", "v_proj"], "layers_to_transform": [0], "layers_pattern": "model|x"}, "does not target it"),
     ],
 )
 def test_bad_values_are_rejected_by_name(changes: dict[str, Any], named: str) -> None:
