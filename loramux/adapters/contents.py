@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -79,7 +80,7 @@ class ContentStore:
             self._entry(digest).rename(doomed)
         except FileNotFoundError:
             return
-        shutil.rmtree(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)  # what is left, or swept by another process meanwhile, is no entry
 
     def digests(self) -> set[str]:
         return {f"sha256:{entry.name}" for entry in self._entries.iterdir()}
@@ -117,8 +118,9 @@ class ContentStore:
     def _sweep(self) -> None:
         """Remove what a crash left; younger leftovers may be another process's work."""
         for leftover in self._unfinished.iterdir():
-            if time.time() - leftover.stat().st_mtime > _LEFTOVER_AGE_S:
-                shutil.rmtree(leftover, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):  # its writer has just finished it
+                if time.time() - leftover.stat().st_mtime > _LEFTOVER_AGE_S:
+                    shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _digest_or_none(contents: Contents) -> str | None:
