@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from loramux.engine.sequence import Sequence
 from loramux.engine.types import TokenLogprob
+from loramux.errors import Failure
 
 
 class Chunk(NamedTuple):
@@ -45,7 +46,7 @@ class SampledToken(NamedTuple):
 
     token_id: int
     logprob: TokenLogprob | None = None
-    error: str | None = None
+    error: Failure | None = None
 
 
 @dataclass(frozen=True)

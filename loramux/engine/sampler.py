@@ -15,8 +15,11 @@ from loramux.engine.logit_rules import apply_rules
 from loramux.engine.noise import uniforms
 from loramux.engine.plan import SampledToken
 from loramux.engine.types import SamplingParams, TokenLogprob
+from loramux.errors import EngineFailed, InvalidRequest
 from loramux.kernels.ops import Ops
 
+_NOT_FINITE = EngineFailed("the model's logits are not finite").to_failure()
+_NONE_LEFT = InvalidRequest("no token is allowed: the constraint has a dead end, or bad_words forbid all that it allows").to_failure()
 _GREEDY_BELOW = 1e-5
 _WEIGHT_SCALE = 2.0**50
 """Probabilities become integers below 2^51, whose sums are exact in any order; a probability under 2^-50 is never drawn."""
@@ -37,11 +40,11 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow], bitmask: torch.Tenso
     logits = logits.contiguous()
     logprobs = _RawLogits(logits, rows)
     peaks = logits.amax(dim=1).tolist()
-    errors = [None if math.isfinite(peak) else "the model's logits are not finite" for peak in peaks]
+    errors = [None if math.isfinite(peak) else _NOT_FINITE for peak in peaks]
     if any(row.has_rules for row in rows):
         apply_rules(logits, rows, bitmask, ops)
         left = logits.amax(dim=1).tolist()
-        errors = [error or (None if math.isfinite(peak) else "no token is allowed") for error, peak in zip(errors, left, strict=True)]
+        errors = [error or (None if math.isfinite(peak) else _NONE_LEFT) for error, peak in zip(errors, left, strict=True)]
     token_ids = _choose(logits, rows, [error is None for error in errors])
     reported = logprobs.of(token_ids)
     return [

@@ -267,7 +267,7 @@ class Scheduler:
     def _append(self, sequence: Sequence, sampled: SampledToken) -> None:
         state = sequence.request
         if sampled.error is not None:
-            self._end(state, "failed", Failure(EngineFailed.code, sampled.error))
+            self._end(state, "failed", sampled.error)
             return
         sequence.append(sampled.token_id)
         self.counters.num_completion_tokens += 1

@@ -228,19 +228,20 @@ def test_abort_returns_everything_at_once() -> None:
 
 def test_an_error_in_one_row_ends_that_request_alone() -> None:
     bench = Bench()
+    failure = Failure("invalid_request", "no token is allowed")
     bench.add(make_request("bad", [1], n=2))
     bench.add(make_request("good", [1]))
     plan = bench.scheduler.schedule()
     result = bench.runner.run(plan)
     failed = [
-        SampledToken(-1, error="no token is allowed") if c.sequence.request.request.id == "bad" else s
+        SampledToken(-1, error=failure) if c.sequence.request.request.id == "bad" else s
         for c, s in zip(plan.chunks, result.sampled, strict=True)
     ]
     bench.scheduler.apply(plan, StepResult(failed, result.prompt_logprobs))
     bench.collect()
     bench.run()
     assert bench.ends["bad"].end == "failed"
-    assert bench.ends["bad"].failure == Failure("engine_failed", "no token is allowed")
+    assert bench.ends["bad"].failure == failure
     assert bench.ends["good"].end == "finished"
 
 
