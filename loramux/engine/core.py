@@ -130,14 +130,6 @@ class EngineCore:
         if plan.chunks:
             self._scheduler.apply(plan, self._runner.run(plan))
 
-    def fail_all(self, failure: Failure) -> None:
-        """End every request in failure, prepared or not."""
-        for preparation in self._preparations.values():
-            if not preparation.aborted:
-                preparation.aborted = True
-                self._refuse(preparation.request, failure)
-        self._scheduler.fail_all(failure)
-
     def take_outputs(self) -> CoreOutputs:
         outputs = self._scheduler.take_outputs()
         for end in outputs.ends:

@@ -107,11 +107,6 @@ class Scheduler:
         self._end(state, "aborted")
         return True
 
-    def fail_all(self, failure: Failure) -> None:
-        """End every request in failure, after a step that went wrong."""
-        for state in list(self._requests.values()):
-            self._end(state, "failed", failure)
-
     def take_outputs(self) -> Outputs:
         outputs, self._outputs = self._outputs, Outputs()
         return outputs
