@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -17,6 +18,7 @@ BROKEN = 666
 """A prompt of this token breaks the step."""
 REFUSED = 400
 """A prompt of this token is refused."""
+STEP_S = 0.002
 
 
 def make_request(
@@ -63,6 +65,8 @@ class FakeCore:
         return bool(self._running) or any(future.done() for _, future in self._waiting.values())
 
     def step(self) -> None:
+        """Paced like a small model's, so that a slow reader can keep up."""
+        time.sleep(STEP_S)
         self._num_steps += 1
         for request_id, (request, future) in list(self._waiting.items()):
             if future.done():
