@@ -53,11 +53,18 @@ class _Preparation:
     arrival: int
     grammar: Future[CompiledGrammar] | None
     adapter: Future[HostAdapter] | None
-    aborted: bool = False
+    ended: bool = False
+    """Aborted or refused: its record is out, and what is still being prepared is given back."""
 
     @property
     def done(self) -> bool:
         return all(future.done() for future in (self.grammar, self.adapter) if future is not None)
+
+    @property
+    def failure(self) -> Failure | None:
+        """Of whichever has failed so far."""
+        failed = [future for future in (self.grammar, self.adapter) if future is not None and future.done() and future.exception()]
+        return _failure(failed[0]) if failed else None
 
 
 class EngineCore:
@@ -114,14 +121,14 @@ class EngineCore:
     def abort(self, request_id: str) -> None:
         """End a request before the next step; one that has ended already is left alone."""
         preparation = self._preparations.get(request_id)
-        if preparation is not None and not preparation.aborted:
-            preparation.aborted = True
+        if preparation is not None and not preparation.ended:
+            preparation.ended = True
             self._ends.append(_end(preparation.request, "aborted"))
         self._scheduler.abort(request_id)
 
     def has_work(self) -> bool:
         """True if a step can make progress now."""
-        return self._scheduler.has_work or any(preparation.done for preparation in self._preparations.values())
+        return self._scheduler.has_work or any(self._is_ripe(preparation) for preparation in self._preparations.values())
 
     def step(self) -> None:
         """Admit what is prepared, and compute one step."""
@@ -186,22 +193,26 @@ class EngineCore:
         if request.id in self._preparations:
             raise InvalidRequest("a request with this id exists")
 
+    def _is_ripe(self, preparation: _Preparation) -> bool:
+        """Done, or failed in one part and not refused yet: a bad schema is told before its adapter has loaded."""
+        return preparation.done or (not preparation.ended and preparation.failure is not None)
+
     def _admit_prepared(self) -> None:
-        for preparation in [each for each in self._preparations.values() if each.done]:
-            del self._preparations[preparation.request.id]
-            self._settle(preparation)
+        for preparation in [each for each in self._preparations.values() if self._is_ripe(each)]:
+            failure = preparation.failure
+            if failure is not None and not preparation.ended:
+                preparation.ended = True
+                self._refuse(preparation.request, failure)
+            if preparation.done:
+                del self._preparations[preparation.request.id]
+                self._settle(preparation)
 
     def _settle(self, preparation: _Preparation) -> None:
         """Hand a prepared request to the scheduler, or undo what was prepared."""
-        request = preparation.request
-        failures = [_failure(future) for future in (preparation.grammar, preparation.adapter) if future and future.exception()]
-        if not failures and not preparation.aborted:
+        if not preparation.ended:
             self._admit(preparation)
-            return
-        if preparation.adapter and not preparation.adapter.exception() and request.adapter_digest:
-            self._adapters.release(request.adapter_digest)
-        if not preparation.aborted:
-            self._refuse(request, failures[0])
+        elif preparation.adapter and not preparation.adapter.exception() and preparation.request.adapter_digest:
+            self._adapters.release(preparation.request.adapter_digest)
 
     def _admit(self, preparation: _Preparation) -> None:
         request = preparation.request

@@ -65,7 +65,7 @@ class Ops(Protocol):
         """Rotate halves. x [T, heads, D]; cos, sin float32 [T, D] for each token's position. -> [T, heads, D]"""
 
     def write_kv(self, k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_slots: torch.Tensor) -> None:
-        """k, v [T, Hkv, D] into caches [num_blocks, block_size, Hkv, D] at kv_slots."""
+        """k, v [T, Hkv, D] into caches [num_blocks, block_size, Hkv, D] at kv_slots. What is not finite is stored as a finite value."""
 
     def paged_attention(
         self,

@@ -232,3 +232,19 @@ def test_a_prompt_beyond_the_context_is_refused(core: EngineCore) -> None:
     core.submit(make_request("r", [5] * 510, max_tokens=8))
     (end,) = core.take_outputs().ends
     assert end.failure is not None and end.failure.code == "context_length_exceeded"
+
+
+def test_a_bad_schema_is_told_before_its_adapter_has_loaded(core: EngineCore, adapters: dict[str, Path]) -> None:
+    run = Run()
+    digest = sorted(adapters)[0]
+    core.submit(
+        make_request("r", [5], adapter_digest=digest, constraint=Constraint("json_schema", '{"type": "array", "uniqueItems": true}'))
+    )
+    run.finish(core, 1)
+    failure = run.ends["r"].failure
+    assert failure is not None and failure.code == "unsupported_schema"
+    deadline = time.monotonic() + 10
+    while core.stats().num_waiting and time.monotonic() < deadline:
+        core.step()
+    run.collect(core)
+    assert len(run.ends) == 1

@@ -90,6 +90,28 @@ def test_write_kv_puts_rows_where_their_slots_say() -> None:
     assert k_cache.count_nonzero() == k.numel()
 
 
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf"), 3e38])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_one_sequence_left_in_its_blocks_reaches_no_other(poison: float, dtype: torch.dtype) -> None:
+    """Every cell is written with poison first, block 0 (the padding) included; then two sequences decode over their own cells."""
+    num_blocks, block_size, kv_heads, heads, size = 6, 8, 2, 4, 16
+    caches = [torch.zeros(num_blocks, block_size, kv_heads, size, dtype=dtype) for _ in range(2)]
+    clean = [cache.clone() for cache in caches]
+    everywhere = torch.arange(num_blocks * block_size)
+    OPS.write_kv(*torch.full((2, len(everywhere), kv_heads, size), poison, dtype=dtype), *caches, everywhere)
+    tables, lens = torch.tensor([[1, 2, 3], [4, 0, 0]]), (19, 3)
+    own = torch.cat([tables[s].repeat_interleave(block_size)[:n] * block_size + torch.arange(n) % block_size for s, n in enumerate(lens)])
+    k, v = torch.randn(2, len(own), kv_heads, size).to(dtype)
+    q = torch.randn(2, heads, size).to(dtype)
+    batch = AttentionBatch((0, 1, 2), lens, tables, own[[18, 21]])
+    got: list[torch.Tensor] = []
+    want: list[torch.Tensor] = []
+    for target, out in ((caches, got), (clean, want)):
+        OPS.write_kv(k, v, *target, own)
+        out.append(OPS.paged_attention(q, *target, batch, size**-0.5, None))
+    torch.testing.assert_close(got[0], want[0], atol=0, rtol=0)
+
+
 def test_rms_norm_and_silu_mul() -> None:
     x, weight = torch.randn(5, 37), torch.randn(37)
     want = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
