@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import os
+import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,7 +15,6 @@ from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from loramux.errors import StartupFailed
-from loramux.gateway.cli.demo_model import default_data_dir
 
 ENV_PREFIX = "LORAMUX_"
 OTHER_VARIABLES = frozenset({"ADMIN_KEY", "URL", "CONFIG", "DEMO_MODEL", "TARGET"})
@@ -23,6 +23,17 @@ OTHER_VARIABLES = frozenset({"ADMIN_KEY", "URL", "CONFIG", "DEMO_MODEL", "TARGET
 Port = Annotated[int, Field(ge=0, le=65535)]
 PositiveInt = Annotated[int, Field(ge=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+def default_data_dir() -> Path:
+    """`$LORAMUX_DATA_DIR`, else `loramux` under `$XDG_DATA_HOME` or the platform's place for a user's data."""
+    if own := os.environ.get("LORAMUX_DATA_DIR"):
+        return Path(own)
+    if shared := os.environ.get("XDG_DATA_HOME"):
+        return Path(shared) / "loramux"
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Application Support" / "loramux"
+    return Path.home() / ".local" / "share" / "loramux"
 
 
 class Settings(BaseSettings):
@@ -36,8 +47,8 @@ class Settings(BaseSettings):
     port: Port = Field(8000, description="Port to listen on; 0 takes a free one.")
     store_url: str = Field("embedded", description="`embedded`, or a Redis-protocol server: redis://..., rediss://..., unix://...")
     data_dir: Path = Field(default_factory=default_data_dir, description="Where the store, adapter contents and caches are kept.")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where the model runs.")
-    dtype: str = Field("auto", description="auto, bfloat16, float16 or float32.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto, cpu or cuda.")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field("auto", description="auto, bfloat16, float16 or float32.")
     max_model_len: PositiveInt | None = Field(None, description="Tokens of prompt and completion together.")
     kv_cache_gib: PositiveFloat | None = Field(
         None, description="For KV blocks; an eighth of the machine's memory, at most 4, if not given."

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from loramux.errors import StartupFailed
-from loramux.gateway.settings import UsageError, check_exposure, load_settings
+from loramux.gateway.settings import UsageError, check_exposure, default_data_dir, load_settings
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,8 @@ def test_an_unknown_key_names_the_nearest(tmp_path: Path, monkeypatch: pytest.Mo
         ({"model": "m", "port": 70000}, "--port"),
         ({"model": "m", "kv_cache_gib": float("nan")}, "--kv-cache-gib"),
         ({"model": "m", "max_loras": 0}, "--max-loras"),
-        ({"model": "m", "device": "tpu"}, "--device"),
+        ({"model": "m", "device": "foo"}, "--device: Input should be 'auto', 'cpu' or 'cuda'"),
+        ({"model": "m", "dtype": "foo"}, "--dtype: Input should be 'auto', 'bfloat16', 'float16' or 'float32'"),
         ({"model": "m", "store_url": "http://x"}, "--store-url"),
     ],
 )
@@ -57,6 +58,13 @@ def test_a_value_that_can_not_be(flags: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as caught:
         load_settings(flags)
     assert str(caught.value).startswith(said) and "\n" not in str(caught.value)
+
+
+def test_the_data_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    assert default_data_dir() == tmp_path / "loramux"
+    monkeypatch.setenv("LORAMUX_DATA_DIR", str(tmp_path / "own"))
+    assert default_data_dir() == tmp_path / "own"
 
 
 def test_files_that_can_not_be_read(tmp_path: Path) -> None:

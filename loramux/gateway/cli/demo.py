@@ -17,9 +17,9 @@ import httpx
 
 import loramux
 from loramux.errors import StartupFailed
-from loramux.gateway.cli.demo_model import default_data_dir, fetch_demo_model
+from loramux.gateway.cli.demo_model import fetch_demo_model
 from loramux.gateway.cli.serve import run_server
-from loramux.gateway.settings import Settings, UsageError, load_settings
+from loramux.gateway.settings import Settings, UsageError, default_data_dir, load_settings
 
 HOST = "127.0.0.1"
 SERVED_NAME = "smollm2-135m"

