@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from loramux.adapters import registry
 from loramux.errors import StartupFailed
+from loramux.gateway.store import client
 from loramux.gateway.store.open import open_store
 
 
@@ -14,3 +16,7 @@ async def test_a_url_that_can_not_be_used_is_a_failed_start_that_repeats_no_pass
         async with open_store(url, tmp_path, tmp_path, 0):
             pass
     assert "secret" not in caught.value.message
+
+
+def test_waiting_for_the_disk_ends_before_waiting_for_the_answer() -> None:
+    assert max(registry._SYNC_TIMEOUT_MS, client._SYNC_TIMEOUT_MS) < client.TIMEOUT_S * 1000
