@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+import pydantic_core
 from pydantic import BaseModel, ValidationError
 
 from loramux.errors import InvalidRequest, UnsupportedParameter
@@ -55,6 +56,8 @@ NO_REQUEST: dict[str, tuple[object, ...]] = {
 NO_REQUEST_IN_CHAT = NO_REQUEST | {"add_special_tokens": (False,)}
 """A chat's template writes the special tokens."""
 
+_TOOL_CALLS = ("tool_calls", "function_call")
+
 _MESSAGES = {"missing": "this field is required", "model_type": "the body should be a JSON object"}
 
 
@@ -63,7 +66,7 @@ def parse(model: type[B], body: bytes) -> B:
     try:
         parsed = model.model_validate_json(body)
     except ValidationError as error:
-        raise _first_mistake(error) from None
+        raise _tool_use(error, body) or _first_mistake(error) from None
     refuse_unknown(parsed)
     return parsed
 
@@ -99,6 +102,21 @@ def _first_mistake(error: ValidationError) -> InvalidRequest:
         return InvalidRequest(f"the body is not valid JSON: {message.partition(': ')[2]}")
     pointer = json_pointer(_path_in_body(mistake["loc"]))
     return InvalidRequest(_MESSAGES.get(kind, message[:1].lower() + message[1:]), param=pointer or None)
+
+
+def _tool_use(error: ValidationError, body: bytes) -> UnsupportedParameter | None:
+    """What to say of a message that is malformed only in the eyes of a server without tools: a tool's result, or a call without text."""
+    match error.errors(include_url=False, include_input=False)[0]["loc"]:
+        case ("messages", int(position), *_):
+            message = pydantic_core.from_json(body)["messages"][position]
+        case _:
+            return None
+    if not isinstance(message, dict):
+        return None
+    field = "role" if message.get("role") in ("tool", "function") else next((name for name in _TOOL_CALLS if message.get(name)), None)
+    if field is None:
+        return None
+    return UnsupportedParameter("tool calling is not supported here", param=json_pointer(["messages", position, field]))
 
 
 def _path_in_body(location: tuple[int | str, ...]) -> list[int | str]:
