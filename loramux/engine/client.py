@@ -158,8 +158,8 @@ class EngineClient:
         if self._info is None:
             raise NoEngine("no engine is ready")
         generation = EngineGeneration(request, lambda request_id: self._send(Abort(request_id)))
-        self._generations[request.id] = generation
         self._send(Submit(request))
+        self._generations[request.id] = generation
         return generation
 
     def shut_down(self) -> None:

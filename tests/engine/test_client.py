@@ -88,6 +88,15 @@ async def test_without_an_engine_nothing_is_accepted(tmp_path: Path) -> None:
     await client.close()
 
 
+async def test_a_request_that_can_not_be_sent_leaves_nothing(tmp_path: Path) -> None:
+    with engine_thread(tmp_path) as engine:
+        async with connected(engine.endpoint) as client:
+            with pytest.raises(OverflowError):
+                client.submit(make_request("a", prompt=(1 << 70,)))
+            assert client.num_in_flight == 0
+            assert len(await collect(client.submit(make_request("a")))) == 5
+
+
 async def test_close_ends_what_is_in_flight(tmp_path: Path) -> None:
     with engine_thread(tmp_path) as engine:
         async with connected(engine.endpoint) as client:
