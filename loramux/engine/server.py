@@ -213,6 +213,7 @@ class EngineServer:
         log.warning("a gateway is gone", extra={"fields": fields})
         for request_id in gateway.request_ids:
             self._core.abort(request_id)
+        self._wake()  # what it was asked for, the next is asked for at once
 
     def _deliver(self, outputs: CoreOutputs, stats: EngineStats | None = None) -> None:
         for delta in outputs.deltas:

@@ -284,6 +284,23 @@ def test_two_questions_for_a_gateway_that_is_gone(tmp_path: Path, monkeypatch: p
     assert engine.exit_codes == [0]
 
 
+def test_the_next_gateway_is_asked_at_once_where_one_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loramux.engine.server.STATS_S", 60.0)
+    with engine_thread(tmp_path) as engine:
+        gone, there = RawGateway(engine.endpoint), RawGateway(engine.endpoint)
+        for gateway, gateway_id in ((gone, "gone"), (there, "there")):
+            gateway.send(Hello(gateway_id))
+            gateway.receive(Welcome)
+        gone.close()
+        there.send(Submit(make_request("base", max_tokens=1)))
+        while not there.receive(StepOutput).ends:
+            pass
+        there.send(Submit(make_request("a", adapter=DIGEST)))
+        assert there.receive(NeedAdapter) == NeedAdapter(DIGEST)
+        there.close()
+    assert engine.exit_codes == [0]
+
+
 def test_once_closed_no_adapter_is_waited_for(tmp_path: Path) -> None:
     fetch = AdapterFetch(ContentStore(tmp_path), lambda: None)
     fetch.close()
