@@ -183,16 +183,19 @@ class Scheduler:
     def _start_waiting(self, step: _Step) -> None:
         """Start waiting sequences in fair order. One that lacks a slot is passed over; one that lacks blocks stops the line."""
         without_slot: set[str] = set()
+        if not self._has_room(step):
+            return
         for sequence in self._queue.in_order():
-            if not step.budget or len(self._running) >= self._max_num_seqs:
-                return
             digest = sequence.request.request.adapter_digest
             if digest in without_slot:
                 continue
             if digest is not None and not self._slots.can_acquire(digest):
                 without_slot.add(digest)
-            elif not self._start(sequence, step):
+            elif not self._start(sequence, step) or not self._has_room(step):
                 return
+
+    def _has_room(self, step: _Step) -> bool:
+        return step.budget > 0 and len(self._running) < self._max_num_seqs
 
     def _start(self, sequence: Sequence, step: _Step) -> bool:
         """Take slot and blocks together, or nothing (False). Leaves every running sequence a block to grow into."""

@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Iterator
 
 import pytest
 
 from loramux.engine.block_pool import BlockPool
 from loramux.engine.detokenize import TextPiece
+from loramux.engine.fair_queue import FairQueue
 from loramux.engine.plan import SampledToken, StepPlan, StepResult
 from loramux.engine.prefix import BLOCK_SIZE
 from loramux.engine.scheduler import Scheduler
+from loramux.engine.sequence import Sequence
 from loramux.engine.types import GenerationRequest, RequestEnd
 from loramux.errors import Failure
 from loramux.lora.slots import SlotTable
@@ -212,6 +215,29 @@ def test_a_request_without_a_free_slot_waits_and_the_base_does_not() -> None:
     assert bench.scheduler.num_running == 2 and bench.scheduler.num_waiting == 1
     bench.run()
     assert set(bench.ends) == {"a", "b", "base"}
+
+
+class CountingQueue(FairQueue[Sequence]):
+    num_walks = 0
+
+    def in_order(self) -> Iterator[Sequence]:
+        self.num_walks += 1
+        return super().in_order()
+
+
+def test_the_line_is_looked_at_only_where_a_seat_and_budget_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = CountingQueue()
+    monkeypatch.setattr("loramux.engine.scheduler.FairQueue", lambda: queue)
+    bench = Bench(max_num_seqs=1, budget=16)
+    bench.add(make_request("long", [1] * 40, max_tokens=10))
+    bench.add(make_request("next", [1], max_tokens=2))
+    bench.step()
+    assert queue.num_walks == 1
+    while "long" not in bench.ends:
+        bench.step()
+    assert queue.num_walks == 1
+    bench.run()
+    assert list(bench.ends) == ["long", "next"]
 
 
 def test_abort_returns_everything_at_once() -> None:
