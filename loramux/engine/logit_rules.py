@@ -25,17 +25,31 @@ class SampleRow:
 
     sampling: SamplingParams
     choice: int
-    prompt_token_ids: Sequence[int]
-    output_token_ids: Sequence[int]
-    """Sampled so far; their number is the position of the token to come."""
+    token_ids: Sequence[int]
+    """Prompt and output so far: the sequence's own list, not a copy, for no longer than the step."""
+    num_prompt_tokens: int
     stop_ids: tuple[int, ...]
     """Tokens that end the sequence, end-of-sequence included; not chosen before `min_tokens`."""
     mask_row: int | None
     """Row of the bitmask, where the sequence is constrained."""
 
     @property
+    def num_output_tokens(self) -> int:
+        """The position of the token to come."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> Sequence[int]:
+        """A copy, for the rules that count tokens."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    def output_ends_with(self, tail: tuple[int, ...]) -> bool:
+        start = len(self.token_ids) - len(tail)
+        return start >= self.num_prompt_tokens and tuple(self.token_ids[start:]) == tail
+
+    @property
     def below_min_tokens(self) -> bool:
-        return len(self.output_token_ids) < self.sampling.min_tokens
+        return self.num_output_tokens < self.sampling.min_tokens
 
     @property
     def is_penalised(self) -> bool:
@@ -107,15 +121,11 @@ def _forbid_bad_words(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
         (index, word[-1:], _FORBIDDEN)
         for index, row in enumerate(rows)
         for word in row.sampling.bad_words
-        if _ends_with(row.output_token_ids, word[:-1])
+        if row.output_ends_with(word[:-1])
     ]
     if endings:
         cells = _cells(endings, logits)
         logits.view(-1)[cells.places] = cells.value
-
-
-def _ends_with(token_ids: Sequence[int], tail: tuple[int, ...]) -> bool:
-    return len(token_ids) >= len(tail) and tuple(token_ids[len(token_ids) - len(tail) :]) == tail
 
 
 def _forbid_stops(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
@@ -137,7 +147,7 @@ def _apply_repetition_penalty(logits: torch.Tensor, rows: Sequence[SampleRow]) -
     penalised = [(index, row) for index, row in enumerate(rows) if row.sampling.repetition_penalty != 1.0]
     if not penalised:
         return
-    seen = ((index, [*row.prompt_token_ids, *row.output_token_ids], row.sampling.repetition_penalty) for index, row in penalised)
+    seen = ((index, row.token_ids, row.sampling.repetition_penalty) for index, row in penalised)
     cells = _cells(seen, logits)
     flat = logits.view(-1)
     before = flat[cells.places]
@@ -146,7 +156,7 @@ def _apply_repetition_penalty(logits: torch.Tensor, rows: Sequence[SampleRow]) -
 
 def _apply_count_penalties(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     """logit - frequency_penalty * count - presence_penalty, for every token of the output."""
-    counted = [(index, row) for index, row in enumerate(rows) if row.is_counted and row.output_token_ids]
+    counted = [(index, row) for index, row in enumerate(rows) if row.is_counted and row.num_output_tokens]
     if counted:
         cells = _cells(((index, *_count_losses(row)) for index, row in counted), logits)
         logits.view(-1)[cells.places] -= cells.value

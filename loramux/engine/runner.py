@@ -141,8 +141,8 @@ def _sample_row(chunk: Chunk) -> SampleRow:
     return SampleRow(
         sampling=request.sampling,
         choice=sequence.index,
-        prompt_token_ids=request.prompt_token_ids,
-        output_token_ids=sequence.output_token_ids,
+        token_ids=sequence.token_ids,
+        num_prompt_tokens=len(request.prompt_token_ids),
         stop_ids=tuple(sequence.request.stop_ids),
         mask_row=chunk.mask_row,
     )

@@ -132,7 +132,7 @@ def _draw_block(logits: torch.Tensor, rows: Sequence[SampleRow]) -> torch.Tensor
     noise = uniforms(
         [row.sampling.seed for row in rows],
         [row.choice for row in rows],
-        [len(row.output_token_ids) for row in rows],
+        [row.num_output_tokens for row in rows],
     )
     targets = (torch.from_numpy(noise).to(logits.device).unsqueeze(1) * totals).long().clamp(max=totals - 1)
     return torch.searchsorted(cumulative, targets, right=True).squeeze(1)

@@ -60,10 +60,6 @@ class Sequence:
             self.block_keys.append(block_key(parent, self.token_ids[end - BLOCK_SIZE : end]))
 
     @property
-    def output_token_ids(self) -> list[int]:
-        return self.token_ids[len(self.request.request.prompt_token_ids) :]
-
-    @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - len(self.request.request.prompt_token_ids)
 

@@ -38,7 +38,7 @@ def row(
     seed: int = 0,
     **sampling: object,
 ) -> SampleRow:
-    return SampleRow(SamplingParams(max_tokens=9, seed=seed, **sampling), choice, prompt, output, stop_ids, mask_row)
+    return SampleRow(SamplingParams(max_tokens=9, seed=seed, **sampling), choice, [*prompt, *output], len(prompt), stop_ids, mask_row)
 
 
 def pack(allowed: np.ndarray) -> torch.Tensor:
@@ -69,7 +69,7 @@ def ruled(logits: np.ndarray, row: SampleRow, allowed: np.ndarray | None) -> np.
         without[list(row.stop_ids)] = -np.inf
         if row.mask_row is None or np.isfinite(without).any():
             x = without
-    for token in {*row.prompt_token_ids, *output}:
+    for token in set(row.token_ids):
         x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
     for token in set(output):
         x[token] -= params.frequency_penalty * output.count(token) + params.presence_penalty
@@ -321,3 +321,36 @@ def test_prompt_logprobs() -> None:
         for got, x, token in zip(prompt_logprobs(torch.from_numpy(logits), token_ids, k), logits, token_ids, strict=True):
             assert_logprob(got, x, token, k)
     assert prompt_logprobs(torch.zeros(0, VOCAB), [], 2) == []
+
+
+class CountedReads(list[int]):
+    """A sequence's tokens, counting what is taken out of them."""
+
+    num_read = 0
+
+    def __getitem__(self, key):
+        found = super().__getitem__(key)
+        self.num_read += len(found) if isinstance(key, slice) else 1
+        return found
+
+    def __iter__(self):
+        self.num_read += len(self)
+        return super().__iter__()
+
+
+def test_a_row_without_counting_rules_reads_no_more_than_its_bad_words() -> None:
+    token_ids = CountedReads([5] * 10_000 + [7, 8])
+    sampling = SamplingParams(max_tokens=9, seed=0, temperature=0.0, min_tokens=3, bad_words=((7, 8, 2), (8, 7, 3)))
+    logits = np.zeros((1, VOCAB), dtype=np.float32)
+    logits[0, [1, 2, 3]] = 1.0, 3.0, 2.0
+    rows = [SampleRow(sampling, 0, token_ids, 10_000, (1,), None)]
+    assert [each.token_id for each in run(logits, rows)] == [3]
+    assert token_ids.num_read == 4
+
+
+def test_a_bad_word_does_not_begin_in_the_prompt() -> None:
+    logits = np.zeros((1, VOCAB), dtype=np.float32)
+    logits[0, [2, 3]] = 2.0, 1.0
+    for num_prompt, expected in ((1, 2), (0, 3)):
+        rows = [row(prompt=(7, 8)[:num_prompt], output=(7, 8)[num_prompt:], temperature=0.0, bad_words=((7, 8, 2),))]
+        assert [each.token_id for each in run(logits, rows)] == [expected]
