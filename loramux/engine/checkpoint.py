@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from loramux.errors import StartupFailed
 
-_CONVERSION_VERSION = 1
+_CONVERSION_VERSION = 2
 """Raised when `convert_gguf.py` writes something else, so that old conversions are not used."""
 
 _CONVERSION_TIMEOUT_S = 600

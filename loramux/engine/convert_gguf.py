@@ -6,6 +6,7 @@ A process of its own, because it imports transformers and torch. On failure the 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,28 @@ def _rope_parameters(of_model: Any) -> dict[str, Any]:
     if rope_type != "none":
         parameters["factor"] = of_model("rope.scaling.factor")
         parameters["original_max_position_embeddings"] = of_model("rope.scaling.original_context_length")
+    if rope_type == "yarn":
+        return parameters | _yarn_parameters(of_model, parameters["factor"])
+    _refuse_other(of_model, "attn_factor", 1.0)
     return parameters
+
+
+def _yarn_parameters(of_model: Any, factor: Any) -> dict[str, Any]:
+    """`attn_factor` multiplies what yarn makes of `factor`, as in llama.cpp. The log multiplier, which llama.cpp reads for other
+    architectures only, and whose unit depends on the converter, is refused."""
+    for name, default in (("yarn_log_multiplier", 0.0), ("yarn_attn_factor", 1.0), ("yarn_ext_factor", 1.0)):
+        _refuse_other(of_model, name, default)
+    parameters = {"beta_fast": of_model("rope.scaling.yarn_beta_fast"), "beta_slow": of_model("rope.scaling.yarn_beta_slow")}
+    attention_factor = of_model("rope.scaling.attn_factor", 1.0)
+    if attention_factor != 1.0 and factor:
+        parameters["attention_factor"] = attention_factor * (0.1 * math.log(max(factor, 1.0)) + 1.0)
+    return parameters
+
+
+def _refuse_other(of_model: Any, name: str, default: float) -> None:
+    value = of_model(f"rope.scaling.{name}", default)
+    if value != default:
+        raise StartupFailed(f"GGUF rope.scaling.{name} {value:g} is not supported, only {default:g}; serve the original checkpoint instead")
 
 
 def _save_tokenizer(source: Path, directory: Path) -> None:

@@ -18,8 +18,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from loramux.engine.checkpoint import Checkpoint
 from loramux.engine.convert_gguf import config_of, end_ids
-from loramux.engine.model.config import parse_config
+from loramux.engine.model.config import RopeConfig, parse_config
 from loramux.engine.model.load import load_model
+from loramux.engine.model.rope import rope_frequencies
 from loramux.errors import StartupFailed
 from loramux.kernels.reference.ops import ReferenceOps
 from tests.checkpoints import save_model
@@ -124,6 +125,47 @@ def test_hyperparameters_equal_the_configuration_written(tmp_path: Path) -> None
     want = parse_config({**config.to_dict(), "architectures": ["Qwen3ForCausalLM"]})
     assert parse_config(config_of(reader)) == replace(want, checkpoint_dtype=None)
     assert end_ids(reader) == [0, 2]
+
+
+def rope_of(path: Path, scaling: dict[str, str | float]) -> RopeConfig:
+    """What the decoder gets from a file with these `rope.scaling` entries."""
+    writer = GGUFWriter(path, "qwen2")
+    for name, value in {"block_count": 2, "context_length": 256, "embedding_length": 64, "feed_forward_length": 96}.items():
+        writer.add_uint32(f"qwen2.{name}", value)
+    writer.add_head_count(4)
+    writer.add_layer_norm_rms_eps(1e-6)
+    for name, value in scaling.items():
+        add = writer.add_string if isinstance(value, str) else writer.add_float32
+        add(f"qwen2.rope.scaling.{name}", value)  # type: ignore[operator]
+    writer.add_tensor("token_embd.weight", np.zeros((160, 64), dtype=np.float32))
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file, writer.close):
+        write()
+    return parse_config(config_of(GGUFReader(path))).rope
+
+
+def test_yarn_scales_as_in_llama_cpp(tmp_path: Path) -> None:
+    """cos and sin are multiplied by attn_factor * (0.1 ln(factor) + 1)."""
+    yarn: dict[str, str | float] = {"type": "yarn", "factor": 4.0, "original_context_length": 64.0}
+    for attn_factor, expected in ((None, 1.138629436), (1.0, 1.138629436), (0.5, 0.569314718)):
+        given = yarn if attn_factor is None else yarn | {"attn_factor": attn_factor}
+        rope = rope_of(tmp_path / "tiny.gguf", given | {"yarn_beta_fast": 16.0, "yarn_log_multiplier": 0.0})
+        assert rope_frequencies(rope, 16).attention_factor == pytest.approx(expected, abs=1e-8)
+        assert (rope.beta_fast, rope.beta_slow, rope.original_max_position_embeddings) == (16.0, 1.0, 64)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "name"),
+    [
+        ({"type": "yarn", "factor": 4.0, "yarn_log_multiplier": 0.1}, "yarn_log_multiplier 0.1"),
+        ({"type": "yarn", "factor": 4.0, "yarn_ext_factor": 0.5}, "yarn_ext_factor 0.5"),
+        ({"type": "yarn", "factor": 4.0, "yarn_attn_factor": 2.0}, "yarn_attn_factor 2"),
+        ({"type": "linear", "factor": 4.0, "attn_factor": 1.5}, "attn_factor 1.5"),
+        ({"attn_factor": 1.5}, "attn_factor 1.5"),
+    ],
+)
+def test_a_rope_scale_the_decoder_has_not_is_refused_by_name(tmp_path: Path, scaling: dict[str, str | float], name: str) -> None:
+    with pytest.raises(StartupFailed, match=f"rope.scaling.{name} is not supported"):
+        rope_of(tmp_path / "tiny.gguf", scaling)
 
 
 def test_a_truncated_or_strange_file_is_named(tmp_path: Path) -> None:
