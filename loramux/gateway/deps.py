@@ -1,8 +1,7 @@
-"""What routes ask for, as `Annotated` aliases. Every route but health, metrics and version takes a principal."""
+"""What routes ask for, as `Annotated` aliases. Every OpenAI route takes a principal; admin routes are guarded by their router."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Annotated
 
 from fastapi import Depends, Request
@@ -28,24 +27,24 @@ def bearer_key(request: Request) -> str:
     return key.strip()
 
 
-def require_scope(scope: str) -> Callable[[Request, Services], Awaitable[Principal]]:
-    """A dependency that yields the principal, if its key carries `scope`.
+async def authorise(request: Request, scope: str) -> Principal:
+    """The principal, if its key carries `scope`.
 
     Raises AuthenticationFailed, ScopeMissing, or StoreUnavailable: without the store nobody gets in.
     """
-
-    async def authorise(request: Request, services: ServicesDep) -> Principal:
-        if scope == "infer" and services.settings.no_auth:
-            principal = await services.tenants.open_principal()
-        else:
-            principal = await services.tenants.authenticate(bearer_key(request))
-        request.state.tenant_id, request.state.key_id = principal.tenant_id, principal.key_id
-        if scope not in principal.scopes:
-            raise ScopeMissing(f"This key does not have the scope {scope!r}.")
-        return principal
-
-    return authorise
+    services = services_of(request)
+    if scope == "infer" and services.settings.no_auth:
+        principal = await services.tenants.open_principal()
+    else:
+        principal = await services.tenants.authenticate(bearer_key(request))
+    request.state.tenant_id, request.state.key_id = principal.tenant_id, principal.key_id
+    if scope not in principal.scopes:
+        raise ScopeMissing(f"This key does not have the scope {scope!r}.")
+    return principal
 
 
-InferPrincipal = Annotated[Principal, Depends(require_scope("infer"))]
-AdminPrincipal = Annotated[Principal, Depends(require_scope("admin"))]
+async def may_infer(request: Request) -> Principal:
+    return await authorise(request, "infer")
+
+
+InferPrincipal = Annotated[Principal, Depends(may_infer)]

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from pydantic import ValidationError
 from starlette.datastructures import FormData, UploadFile
 
@@ -18,22 +18,21 @@ from loramux.adapters.registry import AdapterRecord, Registered
 from loramux.adapters.source import LocalSource
 from loramux.adapters.types import AdapterVersion
 from loramux.errors import AdapterInvalid, InvalidRequest, UnsupportedParameter
-from loramux.gateway.admin.bodies import NO_CONDITIONS, AliasTarget, Grants, NewVersion, VersionFields
+from loramux.gateway.admin.bodies import AliasTarget, Grants, NewVersion, VersionFields
 from loramux.gateway.admin.registration import check_grants, check_target, register
-from loramux.gateway.deps import AdminPrincipal, ServicesDep
+from loramux.gateway.admin.routing import admin_router
+from loramux.gateway.deps import ServicesDep
 from loramux.gateway.http_errors import from_validation
 from loramux.gateway.services import Services
 
-router = APIRouter(prefix="/admin/v1/adapters", dependencies=NO_CONDITIONS)
+router = admin_router("/adapters")
 
 _MIB = 1024 * 1024
 _MAX_FIELD_BYTES = 64 * 1024
 
 
 @router.post("/{name}/versions", status_code=201)
-async def register_version(
-    principal: AdminPrincipal, services: ServicesDep, request: Request, response: Response, name: str
-) -> dict[str, Any]:
+async def register_version(services: ServicesDep, request: Request, response: Response, name: str) -> dict[str, Any]:
     """A JSON body that names a source, or a multipart upload. 200 in place of 201 if the same content was there already."""
     multipart = request.headers.get("content-type", "").lower().startswith("multipart/form-data")
     registered = await (_from_upload if multipart else _from_source)(services, request, name)
@@ -43,38 +42,38 @@ async def register_version(
 
 
 @router.get("")
-async def list_adapters(principal: AdminPrincipal, services: ServicesDep) -> dict[str, Any]:
+async def list_adapters(services: ServicesDep) -> dict[str, Any]:
     return {"data": [_record(record) for record in await services.registry.list()]}
 
 
 @router.get("/{name}")
-async def get_adapter(principal: AdminPrincipal, services: ServicesDep, name: str) -> dict[str, Any]:
+async def get_adapter(services: ServicesDep, name: str) -> dict[str, Any]:
     return _record(await services.registry.get(name))
 
 
 @router.delete("/{name}", status_code=204)
-async def delete_adapter(principal: AdminPrincipal, services: ServicesDep, name: str) -> None:
+async def delete_adapter(services: ServicesDep, name: str) -> None:
     await services.registry.delete_adapter(name)
 
 
 @router.get("/{name}/versions/{number}")
-async def get_version(principal: AdminPrincipal, services: ServicesDep, name: str, number: int) -> dict[str, Any]:
+async def get_version(services: ServicesDep, name: str, number: int) -> dict[str, Any]:
     return _version(await services.registry.get_version(name, number))
 
 
 @router.delete("/{name}/versions/{number}", status_code=204)
-async def delete_version(principal: AdminPrincipal, services: ServicesDep, name: str, number: int) -> None:
+async def delete_version(services: ServicesDep, name: str, number: int) -> None:
     await services.registry.delete_version(name, number)
 
 
 @router.put("/{name}/aliases/{alias}")
-async def set_alias(principal: AdminPrincipal, services: ServicesDep, name: str, alias: str, body: AliasTarget) -> dict[str, Any]:
+async def set_alias(services: ServicesDep, name: str, alias: str, body: AliasTarget) -> dict[str, Any]:
     await services.registry.set_alias(name, alias, body.version)
     return {"alias": alias, "version": body.version}
 
 
 @router.put("/{name}/grants")
-async def set_grants(principal: AdminPrincipal, services: ServicesDep, name: str, body: Grants) -> dict[str, Any]:
+async def set_grants(services: ServicesDep, name: str, body: Grants) -> dict[str, Any]:
     await check_grants(services, body.tenants)
     await services.registry.set_grants(name, body.tenants)
     return {"tenants": sorted(set(body.tenants))}

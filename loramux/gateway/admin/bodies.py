@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import Depends, Request
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
-
-from loramux.errors import UnsupportedParameter
 
 Weight = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 TenantIds = Annotated[list[str], Field(max_length=1000)]
@@ -55,15 +52,3 @@ class AliasTarget(Body):
 
 class Grants(Body):
     tenants: TenantIds
-
-
-async def no_conditions(request: Request) -> None:
-    """Conditional and idempotent requests would be answered as if they were not; better not at all."""
-    for header in ("if-match", "if-none-match", "idempotency-key"):
-        if header in request.headers:
-            raise UnsupportedParameter(f"The header {header} is not supported yet.", param=header)
-    for name in request.query_params:
-        raise UnsupportedParameter(f"The query parameter {name} is not supported.", param=name)
-
-
-NO_CONDITIONS: list[Any] = [Depends(no_conditions)]

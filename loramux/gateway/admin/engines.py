@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter
 
-from loramux.gateway.admin.bodies import NO_CONDITIONS
-from loramux.gateway.deps import AdminPrincipal, ServicesDep
+from loramux.gateway.admin.routing import admin_router
+from loramux.gateway.deps import ServicesDep
 
-router = APIRouter(prefix="/admin/v1/engines", dependencies=NO_CONDITIONS)
+router = admin_router("/engines")
 
 
 @router.get("")
-async def list_engines(principal: AdminPrincipal, services: ServicesDep) -> dict[str, Any]:
+async def list_engines(services: ServicesDep) -> dict[str, Any]:
     """Engines that are ready, each with its description and its latest gauges. The base's modules are left out: there are hundreds."""
     info = services.engine.info
     if info is None:

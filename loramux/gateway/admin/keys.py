@@ -7,18 +7,17 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from fastapi import APIRouter
-
 from loramux.errors import InvalidRequest, UnsupportedParameter
-from loramux.gateway.admin.bodies import NO_CONDITIONS, NewKeyBody
-from loramux.gateway.deps import AdminPrincipal, ServicesDep
+from loramux.gateway.admin.bodies import NewKeyBody
+from loramux.gateway.admin.routing import admin_router
+from loramux.gateway.deps import ServicesDep
 from loramux.gateway.tenancy.keys import SCOPES, SCOPES_NOT_BUILT
 
-router = APIRouter(prefix="/admin/v1/tenants/{tenant_id}/keys", dependencies=NO_CONDITIONS)
+router = admin_router("/tenants/{tenant_id}/keys")
 
 
 @router.post("", status_code=201)
-async def create_key(principal: AdminPrincipal, services: ServicesDep, tenant_id: str, body: NewKeyBody) -> dict[str, Any]:
+async def create_key(services: ServicesDep, tenant_id: str, body: NewKeyBody) -> dict[str, Any]:
     """The answer alone holds the key; it is not shown again."""
     _check_scopes(body.scopes)
     key, secret = await services.tenants.create_key(tenant_id, body.scopes, _expiry(body.expires_at))
@@ -26,12 +25,12 @@ async def create_key(principal: AdminPrincipal, services: ServicesDep, tenant_id
 
 
 @router.get("")
-async def list_keys(principal: AdminPrincipal, services: ServicesDep, tenant_id: str) -> dict[str, Any]:
+async def list_keys(services: ServicesDep, tenant_id: str) -> dict[str, Any]:
     return {"data": [asdict(key) for key in await services.tenants.list_keys(tenant_id)]}
 
 
 @router.delete("/{key_id}", status_code=204)
-async def delete_key(principal: AdminPrincipal, services: ServicesDep, tenant_id: str, key_id: str) -> None:
+async def delete_key(services: ServicesDep, tenant_id: str, key_id: str) -> None:
     await services.tenants.delete_key(tenant_id, key_id)
 
 
