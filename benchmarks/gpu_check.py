@@ -40,6 +40,10 @@ class Place(NamedTuple):
         return tensor.to(self.device)
 
 
+def linear(ops: Ops, place: Place) -> torch.Tensor:
+    return ops.linear(place.randn(NUM_TOKENS, HIDDEN), place.randn(3 * HIDDEN, HIDDEN, scale=HIDDEN**-0.5), place.randn(3 * HIDDEN))
+
+
 def rms_norm(ops: Ops, place: Place) -> torch.Tensor:
     return ops.rms_norm(place.randn(NUM_TOKENS, HIDDEN), place.randn(HIDDEN), 1e-5)
 
@@ -93,7 +97,16 @@ def apply_bitmask(ops: Ops, place: Place) -> torch.Tensor:
     return logits.masked_fill(logits.isinf(), 1e4)
 
 
-CASES: tuple[Callable[[Ops, Place], torch.Tensor], ...] = (rms_norm, silu_mul, rope, attention, windowed_attention, lora, apply_bitmask)
+CASES: tuple[Callable[[Ops, Place], torch.Tensor], ...] = (
+    linear,
+    rms_norm,
+    silu_mul,
+    rope,
+    attention,
+    windowed_attention,
+    lora,
+    apply_bitmask,
+)
 
 
 def worst_difference(case: Callable[[Ops, Place], torch.Tensor], gpu_ops: Ops, device: str, dtype: torch.dtype) -> float:

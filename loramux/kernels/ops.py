@@ -55,6 +55,9 @@ class Ops(Protocol):
 
     name: str
 
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """x W^T + b. x [T, in], weight [out, in], bias [out] -> [T, out]"""
+
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x / sqrt(mean(x^2) + eps) * weight over the last dimension, accumulated in float32. [..., H] -> [..., H]"""
 

@@ -31,7 +31,7 @@ class Linear:
     bias: torch.Tensor | None = None
 
     def __call__(self, x: torch.Tensor, lora: LoraTerms, ops: Ops) -> torch.Tensor:
-        y = F.linear(x, self.weight, self.bias)
+        y = ops.linear(x, self.weight, self.bias)
         terms = lora.get(self.site.name)
         if terms:
             ops.lora(y, x, terms)
@@ -124,7 +124,7 @@ class DecoderModel:
         for layer, cache in zip(self._layers, kv, strict=True):
             x = x + self._attend(layer, self._normed(x, layer.input_norm), cache, step)
             x = x + self._feed_forward(layer, self._normed(x, layer.post_attention_norm), step)
-        return F.linear(self._normed(x[logit_rows], self._norm), self._lm_head).float()
+        return self._ops.linear(self._normed(x[logit_rows], self._norm), self._lm_head, None).float()
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return self._ops.rms_norm(x, weight, self.config.rms_norm_eps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from loramux.kernels.cpu import _native
+from loramux.kernels.cpu.linear import linear
 from loramux.kernels.reference.ops import ReferenceOps
 
 
@@ -18,6 +19,9 @@ class CpuOps(ReferenceOps):
             raise ValueError(f"this machine does not run {isa.name}")
         self.isa = supported[-1] if isa is None else isa
         self.name = f"cpu-{self.isa.name.lower()}"
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return linear(x, weight, bias)
 
     def apply_bitmask(self, logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
         """logits[rows[i], t] = -inf in place where bit t of bitmask[i] is 0.

@@ -9,6 +9,7 @@ import torch
 from loramux.kernels.ops import AttentionBatch, LoraTerm
 from loramux.kernels.reference.apply_bitmask import apply_bitmask
 from loramux.kernels.reference.kv_cache import write_kv
+from loramux.kernels.reference.linear import linear
 from loramux.kernels.reference.lora import lora
 from loramux.kernels.reference.paged_attention import AttentionPlan, paged_attention, plan_attention
 from loramux.kernels.reference.rms_norm import rms_norm
@@ -23,6 +24,9 @@ class ReferenceOps:
 
     def __init__(self) -> None:
         self._planned: tuple[AttentionBatch, int, int | None, AttentionPlan] | None = None
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return linear(x, weight, bias)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps)
