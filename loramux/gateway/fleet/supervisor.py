@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 import msgspec
 
@@ -70,14 +70,16 @@ class EngineProcess:
             self._loop.call_soon_threadsafe(self.ended.set)
 
     def _pass_log_on(self, lines: IO[bytes]) -> None:
+        """All but the line of a failed start that says no more than its message, which is told in its place."""
         with lines:
             for line in lines:
                 text = line.decode(errors="replace")
-                if (reason := _startup_failure(text)) is None:
+                failure = _startup_failure(text)
+                if failure is not None:
+                    self.reason = str(failure.get("message", ""))
+                if failure is None or "exception" in failure:
                     sys.stderr.write(text)
                     sys.stderr.flush()
-                else:
-                    self.reason = reason
 
 
 class Supervisor:
@@ -133,6 +135,11 @@ class Supervisor:
                 await asyncio.to_thread(stop_child, engine.process, 1.0)
                 await engine.ended.wait()
 
+    async def abandon(self) -> None:
+        """End what is in flight at once, then the engine. Nothing may `watch` it."""
+        self._client.lost("the gateway is stopping")
+        await self.stop()
+
     async def stop(self) -> None:
         """Ask it to end, then make it. One that is still loading would not hear."""
         if self._engine is None or self._engine.ended.is_set():
@@ -148,12 +155,12 @@ class Supervisor:
             await asyncio.to_thread(stop_child, self._engine.process, 1.0)
 
 
-def _startup_failure(line: str) -> str | None:
+def _startup_failure(line: str) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
     except ValueError:
         return None
-    return str(record.get("message", "")) if isinstance(record, dict) and record.get("event") == "startup_failed" else None
+    return record if isinstance(record, dict) and record.get("event") == "startup_failed" else None
 
 
 def _how(process: subprocess.Popen[bytes]) -> str:

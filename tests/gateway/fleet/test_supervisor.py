@@ -29,6 +29,9 @@ step = plan[min(len(runs.read_text()), len(plan)) - 1]
 if step == "refuse":
     print(json.dumps({"event": "startup_failed", "message": "no weights at all"}), file=sys.stderr)
     sys.exit(1)
+if step == "bug":
+    print(json.dumps({"event": "startup_failed", "message": "it could not", "exception": {"stack": ["build x.py:7"]}}), file=sys.stderr)
+    sys.exit(1)
 if step == "crash":
     print("Traceback: boom", file=sys.stderr)
     sys.exit(3)
@@ -83,11 +86,32 @@ async def _until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_refusal_at_the_first_start_is_the_servers(tmp_path: Path) -> None:
+async def test_a_refusal_at_the_first_start_is_the_servers(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     async with _supervised(tmp_path, "refuse") as (supervisor, _):
         with pytest.raises(StartupFailed, match="no weights at all"):
             await supervisor.start()
     assert (tmp_path / "runs").read_text() == "x"
+    assert capfd.readouterr().err == ""
+
+
+async def test_an_unexpected_failure_leaves_its_stack_in_the_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    async with _supervised(tmp_path, "bug") as (supervisor, _):
+        with pytest.raises(StartupFailed, match="it could not"):
+            await supervisor.start()
+    assert json.loads(capfd.readouterr().err)["exception"] == {"stack": ["build x.py:7"]}
+
+
+async def test_an_engine_that_is_abandoned_ends_at_once_with_what_is_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "STOP_S", 30.0)
+    async with _supervised(tmp_path, "ok") as (supervisor, client):
+        await supervisor.start()
+        pid = supervisor.pid
+        async with asyncio.timeout(5):
+            await supervisor.abandon()
+        assert client.losses == ["the gateway is stopping"] and not client.asked_to_stop
+    assert pid is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 async def test_a_crash_at_the_first_start(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
