@@ -75,6 +75,8 @@ class Behaviour:
     """The request fails with `engine_failed` after so many tokens."""
     hang_after: int | None = None
     """Nothing more comes after so many tokens, until the request is aborted."""
+    deaf: bool = False
+    """Aborting changes nothing: with `hang_after`, the request ends when the test has it `fail`, if ever."""
     die_after: int | None = None
     """The whole engine dies after so many tokens: every request fails with `no_engine`."""
 
@@ -201,7 +203,8 @@ class FakeGeneration:
             raise self._error
 
     def abort(self) -> None:
-        self._conclude("aborted")
+        if not self._behaviour.deaf:
+            self._conclude("aborted")
 
     def fail(self, error: LoramuxError) -> None:
         self._error = error

@@ -20,6 +20,9 @@ from loramux.gateway.sse import DONE, error_event, event
 
 log = logging.getLogger(__name__)
 
+_CLOSE_S = 2.0
+"""How long an engine may take to end what was aborted before the answer stops waiting for its record."""
+
 
 class ChoiceDelta(NamedTuple):
     choice: int
@@ -53,6 +56,8 @@ class Exchange:
         self._deadline = call.arrived_at + call.timeout_s
         self._generations: list[Generation] = []
         self._choices = [Choice(index) for index in range(sum(request.n for request in call.requests))]
+        self._num_tokens = [0] * len(call.requests)
+        """Generated, by prompt, as seen here."""
         self._opened: set[int] = set()
         self._last_delta_at: dict[int, float] = {}
         self._closing: asyncio.Future[list[RequestEnd]] | None = None
@@ -115,12 +120,23 @@ class Exchange:
     async def _conclude(self) -> list[RequestEnd]:
         try:
             self.abort()
-            ends = await self._ends()
+            deadline = asyncio.get_running_loop().time() + _CLOSE_S
+            ends = [await self._end(position, deadline) for position in range(len(self._generations))]
             tenant = self._call.requests[0].tenant_id
             self._metrics.observe_ends(ends, tenant=tenant, adapter=self._call.adapter)
             return ends
         finally:
             self._in_flight.leave()
+
+    async def _end(self, position: int, deadline: float) -> RequestEnd:
+        """The terminal record; from the counts seen here if the engine, which may hang, gives none by then."""
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await self._generations[position].ended()
+        except TimeoutError:
+            request = self._call.requests[position]
+            log.warning("the engine does not end a request", extra={"fields": {"request_id": request.id}})
+            return RequestEnd(request.id, "aborted", len(request.prompt_token_ids), 0, self._num_tokens[position])
 
     async def _ends(self) -> list[RequestEnd]:
         return [await generation.ended() for generation in self._generations]
@@ -146,6 +162,7 @@ class Exchange:
                     return
                 except TimeoutError:
                     raise self._timed_out() from None
+                self._num_tokens[found.choice // self._call.requests[0].n] += len(found.delta.token_ids)
                 self._observe(found.choice)
                 yield found
 

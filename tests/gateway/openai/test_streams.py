@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from loramux.errors import NoEngine
+from loramux.gateway.openai import exchange
 from tests.fakes import Behaviour
 from tests.gateway.openai.conftest import BASE, Gateway, wait_until
 
@@ -100,6 +102,34 @@ def test_request_timeout_in_a_stream_is_an_error_event(gateway: Gateway) -> None
         *_, failure, done = list(events(http.post("/v1/chat/completions", json=CHAT | {"stream": True})))
     assert json.loads(failure[1])["error"]["code"] == "timeout" and done[1] == "[DONE]"
     assert gateway.engine.ends[0].end == "aborted"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("prompts", [1, 2])
+def test_an_engine_that_hangs_holds_up_no_timeout_and_no_record(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, stream: bool, prompts: int
+) -> None:
+    """Three tokens of each prompt were seen; the late records of the engine count no second time."""
+    monkeypatch.setattr(exchange, "_CLOSE_S", 0.3)
+    gateway.engine.behaviour = Behaviour(hang_after=3, deaf=True)
+    gateway.change_settings(request_timeout=0.3)
+    body = {"model": BASE, "prompt": ["hello"] * prompts, "max_tokens": 200, "stream": stream}
+    before, started = _num_completion_tokens(gateway), time.monotonic()
+    with gateway.http() as http:
+        response = http.post("/v1/completions", json=body)
+    assert time.monotonic() - started < 2.0
+    assert '"code":"timeout"' in response.text.replace(" ", "") and response.status_code == (200 if stream else 408)
+    wait_until(lambda: gateway.services.in_flight.num_requests == 0)
+    assert _num_completion_tokens(gateway) - before == 3 * prompts
+    for generation in list(gateway.engine.running.values()):
+        generation._task.get_loop().call_soon_threadsafe(generation.fail, NoEngine("lost at last"))
+    wait_until(lambda: len(gateway.engine.ends) == prompts)
+    assert _num_completion_tokens(gateway) - before == 3 * prompts
+
+
+def _num_completion_tokens(gateway: Gateway) -> float:
+    lines = gateway.services.metrics.expose().decode().splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("loramux_tokens_total{") and 'kind="completion"' in line)
 
 
 def test_draining_refuses_new_requests_and_finishes_the_old(gateway: Gateway) -> None:
