@@ -8,7 +8,8 @@ from loramux.errors import InvalidRequest, UnsupportedSchema
 from loramux.grammar.coverage import refusals
 from loramux.grammar.ebnf import any_of, json_rules, literal
 from loramux.grammar.limits import MAX_ENUM_VALUES, MAX_PATTERN_BYTES, check_text, parse_json
-from loramux.grammar.regex import RegexUnsupported, parse, to_ebnf, whole
+from loramux.grammar.regex import RegexUnsupported, parse, whole
+from loramux.grammar.regex_form import to_grammar_body
 from loramux.grammar.schema_grammar import lower
 from loramux.grammar.types import Constraint
 
@@ -46,7 +47,7 @@ def _regex(text: str) -> str:
     if len(text.encode("utf-8", "surrogatepass")) > MAX_PATTERN_BYTES:
         raise InvalidRequest(f"the regular expression is longer than {MAX_PATTERN_BYTES} bytes")
     try:
-        return to_ebnf(whole(parse(text), search=False), in_json=False)
+        return to_grammar_body(whole(parse(text), search=False), in_json=False)
     except RegexUnsupported as error:
         raise InvalidRequest(f"the regular expression can't be enforced: {error}") from None
 

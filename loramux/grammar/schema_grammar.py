@@ -26,7 +26,7 @@ from loramux.grammar.ebnf import (
     union,
 )
 from loramux.grammar.number_range import integer_range, multiples_in_range, number_range
-from loramux.grammar.regex import to_ebnf
+from loramux.grammar.regex_form import to_grammar_body
 from loramux.grammar.schema_values import integer_bounds, number_bounds, values_of_type
 
 
@@ -111,7 +111,7 @@ class _Lowering:
     def _string(self, schema: dict[str, Any]) -> str:
         expression = string_expression(schema)
         if expression is not None:
-            return rf'"\"" {to_ebnf(expression, in_json=True)} "\""'
+            return rf'"\"" {to_grammar_body(expression, in_json=True)} "\""'
         low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
         return rf'"\"" {repetition("char", low, None if high is None else int(high))} "\""'
 
