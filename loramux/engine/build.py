@@ -20,7 +20,7 @@ from loramux.engine.model.decoder import DecoderModel
 from loramux.engine.model.load import load_model
 from loramux.engine.prefix import BLOCK_SIZE
 from loramux.engine.runner import ModelRunner
-from loramux.engine.types import EngineInfo
+from loramux.engine.types import EngineInfo, GenerationRequest
 from loramux.errors import StartupFailed
 from loramux.grammar.service import WorkerGrammarService
 from loramux.kernels.select import select_ops
@@ -69,11 +69,22 @@ def build_core(config: EngineConfig, fetch_adapter: FetchAdapter, wake: Callable
     return EngineCore(
         info,
         runner=runner,
-        text_factory=lambda request: TextStream(tokenizer, request.sampling.stop),
+        text_factory=lambda request: text_stream(tokenizer, request),
         grammars=grammars,
         adapters=HostCache(int(config.lora_host_gib * GIB), load_adapter),
         max_num_batched_tokens=config.max_num_batched_tokens,
         wake=wake,
+    )
+
+
+def text_stream(tokenizer: Tokenizer, request: GenerationRequest) -> TextStream:
+    """Of one choice of the request."""
+    return TextStream(
+        tokenizer,
+        request.sampling.stop,
+        prompt_token_ids=request.prompt_token_ids,
+        min_tokens=request.sampling.min_tokens,
+        whole_start=request.constraint is not None,
     )
 
 

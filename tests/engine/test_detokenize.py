@@ -68,9 +68,11 @@ TOKENIZERS = {
 }
 
 
-def stream(tokenizer: Tokenizer, ids: list[int], rng: random.Random, stop: tuple[str, ...] = ()) -> tuple[list[str], str | None]:
+def stream(
+    tokenizer: Tokenizer, ids: list[int], rng: random.Random, stop: tuple[str, ...] = (), **options: object
+) -> tuple[list[str], str | None]:
     """The pieces of a random split, and the stop string."""
-    text, pieces, rest = TextStream(tokenizer, stop), [], list(ids)
+    text, pieces, rest = TextStream(tokenizer, stop, **options), [], list(ids)
     while rest and not text.stop_string:
         size = rng.choice([1, 1, 1, 2, 5, 40])
         pieces.append(text.push(rest[:size]).text)
@@ -167,9 +169,131 @@ def test_a_long_run_of_byte_tokens_is_given_by_character() -> None:
     assert max(len(piece) for piece in pieces[33:]) == 1
 
 
-def first_stop(text: str, stop: tuple[str, ...]) -> tuple[str, str | None]:
-    """From the definition: the least end, then the longest."""
-    for end in range(len(text) + 1):
+def ids_of(tokenizer: Tokenizer, *tokens: str) -> list[int]:
+    return [tokenizer.token_to_id(token) for token in tokens]
+
+
+def continued(tokenizer: Tokenizer, prompt: list[int], ids: list[int], seed: int = 0, **options: object) -> str:
+    """The text of a completion, which no split changes."""
+    texts = {"".join(stream(tokenizer, ids, random.Random(seed + each), prompt_token_ids=prompt, **options)[0]) for each in range(4)}
+    (text,) = texts
+    return text
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("seed", range(40))
+def test_a_completion_is_what_it_adds_to_the_decoded_prompt(name: str, seed: int) -> None:
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    tokenizer = TOKENIZERS[name]
+    whole = random_ids(tokenizer, rng, rng.choice([3, 30, 200]))
+    text = tokenizer.decode(whole)
+    run_bytes = set(ids_of(tokenizer, *(f"<0x{byte:02X}>" for byte in range(256)))) - {None}
+    clean = [num for num, id in enumerate(whole, start=1) if id not in run_bytes and text.startswith(tokenizer.decode(whole[:num]))]
+    num_prompt = rng.choice(clean)
+    assert continued(tokenizer, whole[:num_prompt], whole[num_prompt:]) == text[len(tokenizer.decode(whole[:num_prompt])) :]
+
+
+def test_the_space_before_a_word_that_continues_a_prompt_is_kept() -> None:
+    for name in ("byte-fallback", "byte-fallback, no strip", "metaspace"):
+        tokenizer = TOKENIZERS[name]
+        prompt, completion = ids_of(tokenizer, "▁the"), ids_of(tokenizer, "▁the", "a")
+        assert continued(tokenizer, prompt, completion) == " thea"
+        assert continued(tokenizer, prompt, ids_of(tokenizer, "a", "▁the")) == "a the"
+    tokenizer = TOKENIZERS["byte-fallback"]
+    start, word = ids_of(tokenizer, "<s>"), ids_of(tokenizer, "▁the")
+    assert continued(tokenizer, [*word, *ids_of(tokenizer, "</s>")], word) == " the"
+    assert continued(tokenizer, start, word) == "the"
+    assert continued(tokenizer, start, word, whole_start=True) == " the"
+
+
+def test_an_echoed_prompt_and_its_completion_join() -> None:
+    tokenizer = TOKENIZERS["byte-fallback"]
+    prompt, completion = ids_of(tokenizer, "▁the", "a"), ids_of(tokenizer, "▁the")
+    assert "thea" + continued(tokenizer, prompt, completion) == "thea the"
+    assert tokenizer.decode(prompt, skip_special_tokens=False) + continued(tokenizer, prompt, completion) == "thea the"
+
+
+@pytest.mark.parametrize("whole_start", [True, False])
+@pytest.mark.parametrize("name", ["byte-level", "byte-fallback", "byte-fallback, no strip"])
+def test_a_character_that_the_prompt_left_unfinished(name: str, whole_start: bool) -> None:
+    """Given whole where the completion finishes it, else not at all."""
+    tokenizer = TOKENIZERS[name]
+    letters = dict(zip(b"\xc3\xa9\xe2\x82\xac\xf0\x9f\x91\x8d", "Ã©âĤ¬ðŁĳį", strict=True))
+
+    def of(*parts: str | bytes) -> list[int]:
+        ids = []
+        for part in parts:
+            tokens = [part] if isinstance(part, str) else [letters[byte] if name == "byte-level" else f"<0x{byte:02X}>" for byte in part]
+            ids += ids_of(tokenizer, *tokens)
+        return ids
+
+    for prompt, completion, expected in (
+        (("a", b"\xe2\x82"), (b"\xac", "a"), "€a"),
+        (("a", b"\xe2\x82"), ("a",), "a"),
+        (("a", b"\xe2\x82"), (), ""),
+        (("a", b"\xe2"), (b"\xc3\xa9", "a"), "éa"),
+        (("a", b"\xf0"), (b"\x9f\x91\x8d",), "👍"),
+        (("a", b"\xc3\xa9\xf0\x9f"), (b"\x91\x8d\xc3\xa9",), "👍é"),
+        (("a", b"\xc3\xa9"), (b"\xc3\xa9",), "é"),
+        (("a", b"\x82"), (b"\xc3\xa9",), "é"),
+        ((b"\xe2\x82" + b"\xac\xc3\xa9" * 20,), (b"\xc3\xa9", "a"), "éa"),
+        ((b"\xe2\x82",), (b"\xac",), "€"),
+        (("a", b"\xe2\x82"), (b"\xac" + b"\xc3\xa9" * 40,), "€" + "é" * 40),
+        (("a", b"\xe2\x82"), (b"\xc3\xa9" * 40,), "é" * 40),
+    ):
+        assert continued(tokenizer, of(*prompt), of(*completion), whole_start=whole_start) == expected, (prompt, completion)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_byte_that_a_grammar_matched_is_in_the_text(seed: int) -> None:
+    """To a grammar a token is its bytes, ▁ a space: `whole_start` gives just those after any prompt."""
+    rng = random.Random(seed)
+    tokenizer = TOKENIZERS["byte-fallback"]
+    words = ["▁", "▁the", "the", "▁▁", "a", "é", "日"]
+    prompt = rng.choice([[], ["<s>"], ["<s>", "▁the"], ["a", "▁"], ["▁"], ["</s>", "日", "</s>"]])
+    tokens = rng.choices(words, k=rng.randrange(1, 40))
+    text = continued(tokenizer, ids_of(tokenizer, *prompt), ids_of(tokenizer, *tokens), whole_start=True)
+    assert text == "".join(tokens).replace("▁", " ")
+
+
+def test_a_stop_string_within_the_first_tokens_is_text() -> None:
+    tokenizer = TOKENIZERS["byte-level"]
+    text = TextStream(tokenizer, ("ab", "c"), min_tokens=4)
+    assert [text.push([id]) for id in ids_of(tokenizer, *"abcaba")] == [
+        ("", None),
+        ("ab", None),
+        ("c", None),
+        ("", None),
+        ("", "ab"),
+        ("", "ab"),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_stop_strings_count_from_min_tokens_on(seed: int) -> None:
+    """One letter a token."""
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    tokenizer = TOKENIZERS["byte-level"]
+    text = "".join(rng.choices("ab", k=rng.randrange(30)))
+    stop = tuple("".join(rng.choices("ab", k=rng.choice([1, 2, 3, 4]))) for _ in range(rng.randrange(1, 4)))
+    min_tokens = rng.randrange(1, 12)
+    pieces, found = stream(tokenizer, ids_of(tokenizer, *text), rng, stop, min_tokens=min_tokens)
+    assert ("".join(pieces), found) == first_stop(text, stop, min_tokens)
+
+
+def test_finish_completes_no_stop_string_of_the_first_tokens() -> None:
+    tokenizer = TOKENIZERS["byte-fallback"]
+    for min_tokens, expected in ((3, ("AB", None)), (2, ("", "AB"))):
+        text = TextStream(tokenizer, ("AB",), min_tokens=min_tokens)
+        assert text.push(ids_of(tokenizer, "a", "<0x41>", "<0x42>")) == ("a", None)
+        assert (text.finish(), text.stop_string) == expected
+
+
+def first_stop(text: str, stop: tuple[str, ...], num_early: int = 0) -> tuple[str, str | None]:
+    """From the definition: the least end behind the early characters, then the longest."""
+    for end in range(num_early + 1, len(text) + 1):
         done = [each for each in stop if text[:end].endswith(each)]
         if done:
             longest = max(done, key=len)
