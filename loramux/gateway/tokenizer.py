@@ -6,12 +6,13 @@ in a message is plain text, so a user can't close a turn or open one for the sys
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -21,6 +22,28 @@ from loramux.gateway.chat_template import ChatTemplate
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MARK_START, _MARK_END = "\U000f0000", "\U000f0001"
 """Private-use characters around a control token that a client spelled out, while the template is rendered."""
+
+
+class EchoedText(NamedTuple):
+    """A prompt as an answer repeats it."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    starts: tuple[int, ...]
+    """Characters of `text` before each token."""
+
+
+class TextOffset:
+    """Counts the characters before each token, though a token may end within one."""
+
+    def __init__(self, num_chars: int = 0) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.num_chars = num_chars
+
+    def advance(self, token_bytes: bytes) -> int:
+        before = self.num_chars
+        self.num_chars += len(self._decoder.decode(token_bytes))
+        return before
 
 
 class ChatTokenizer:
@@ -59,6 +82,28 @@ class ChatTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Special tokens in `text` are parsed; `add_special_tokens` adds those the tokenizer puts around a text, such as bos."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_echoed(self, text: str) -> EchoedText:
+        """The ids of `encode(text)`, and where each begins in `text`; one that the tokenizer puts around it has no width."""
+        encoding = self._tokenizer.encode(text)
+        return self._echoed(text, encoding.ids, encoding.special_tokens_mask)
+
+    def decode_echoed(self, token_ids: Sequence[int]) -> EchoedText:
+        """The text of a prompt given as tokens, special ones spelled out, and where each begins in it."""
+        return self._echoed(self.decode(token_ids), token_ids, [0] * len(token_ids))
+
+    def is_special(self, token_id: int) -> bool:
+        """True for a token that the text of an answer leaves out."""
+        return (added := self._added.get(token_id)) is not None and added.special
+
+    def _echoed(self, text: str, token_ids: Sequence[int], added: Sequence[int]) -> EchoedText:
+        """What the tokens say beyond `text` is the space that a tokenizer puts before a text and takes off it again."""
+        offset = TextOffset()
+        starts = [
+            offset.advance(b"" if is_added else self.token_bytes(token_id)) for token_id, is_added in zip(token_ids, added, strict=True)
+        ]
+        surplus = max(0, offset.num_chars - len(text))
+        return EchoedText(text, tuple(token_ids), tuple(min(max(0, start - surplus), len(text)) for start in starts))
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)

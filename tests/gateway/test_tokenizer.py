@@ -174,3 +174,24 @@ def test_imports_neither_torch_nor_transformers() -> None:
     code = "import sys, loramux.gateway.tokenizer; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "pieces"),
+    [
+        ("byte-level", "the a", [("the", 0), (" a", 3)]),
+        ("byte-level-bos", "the a", [("<s>", 0), ("the", 0), (" a", 3)]),
+        ("byte-level-bos", "<s>the", [("<s>", 0), ("<s>", 0), ("the", 3)]),
+        ("sentencepiece", "the a", [("<s>", 0), (" ", 0), ("th", 0), ("e", 2), (" a", 3)]),
+    ],
+)
+def test_where_the_tokens_of_an_echoed_text_start(kind: str, text: str, pieces: list[tuple[str, int]], tmp_path: Path) -> None:
+    tokenizer = ChatTokenizer(write_tokenizer(tmp_path, KINDS[kind]()))
+    echoed = tokenizer.encode_echoed(text)
+    assert (echoed.text, list(echoed.token_ids)) == (text, tokenizer.encode(text))
+    assert [(tokenizer.token_text(id), start) for id, start in zip(echoed.token_ids, echoed.starts, strict=True)] == pieces
+
+
+def test_where_the_tokens_of_an_echoed_list_start(tmp_path: Path) -> None:
+    tokenizer = ChatTokenizer(write_tokenizer(tmp_path, byte_level_tokenizer(bos=True)))
+    assert tokenizer.decode_echoed(tokenizer.encode("the é")) == ("<s>the é", tuple(tokenizer.encode("the é")), (0, 3, 6, 7, 7))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from loramux.engine.types import FinishReason, RequestEnd, TokenDelta, TokenLogprob
-from loramux.gateway.tokenizer import ChatTokenizer
+from loramux.gateway.tokenizer import ChatTokenizer, EchoedText, TextOffset
 
 Json = dict[str, Any]
 LOWEST_LOGPROB = -9999.0
@@ -113,24 +112,16 @@ class ChatFormat:
         return {"token": raw.decode("utf-8", errors="replace"), "logprob": max(logprob, LOWEST_LOGPROB), "bytes": list(raw)}
 
 
-class Echo(NamedTuple):
-    """A prompt that is repeated before its answers."""
-
-    text: str
-    first_token_id: int
-    """It has no log-probability."""
-
-
 class CompletionFormat:
     """`text_completion`. `echoes` holds one per prompt, for each of its `n` choices, or nothing."""
 
     def __init__(
-        self, id: str, created: int, model: str, tokenizer: ChatTokenizer, *, n: int, echoes: Sequence[Echo], with_logprobs: bool
+        self, id: str, created: int, model: str, tokenizer: ChatTokenizer, *, n: int, echoes: Sequence[EchoedText], with_logprobs: bool
     ) -> None:
         self._head = {"id": f"cmpl-{id}", "object": "text_completion", "created": created, "model": model}
         self._tokenizer = tokenizer
         self._n, self._echoes, self._with_logprobs = n, echoes, with_logprobs
-        self._offsets: dict[int, _TextOffset] = {}
+        self._offsets: dict[int, TextOffset] = {}
 
     def whole(self, choices: Sequence[Choice], ends: Sequence[RequestEnd]) -> Json:
         shared = [choice.prompt_logprobs for choice in choices[:: self._n]]
@@ -154,7 +145,7 @@ class CompletionFormat:
         written: Json = self._choice(
             choice.index,
             self._echo(choice.index) + choice.text,
-            logprobs=self._logprobs(choice.index, [*echoed, *choice.logprobs]),
+            logprobs=self._logprobs(choice.index, choice.logprobs, echoed),
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
         )["choices"][0]
@@ -167,37 +158,30 @@ class CompletionFormat:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None, **ending}
         return {**self._head, "choices": [choice]}
 
-    def _logprobs(self, index: int, positions: Sequence[TokenLogprob | None]) -> Json | None:
+    def _logprobs(self, index: int, answer: Sequence[TokenLogprob], echoed: Sequence[TokenLogprob | None] = ()) -> Json | None:
+        """`echoed` is of the prompt's tokens, the first of which has no log-probability."""
+        positions = [*echoed, *answer]
         if not self._with_logprobs or not positions:
             return None
-        offset = self._offsets.setdefault(index, _TextOffset())
-        token_ids = [self._first_token_id(index) if position is None else position.token_id for position in positions]
+        offset = self._offsets.setdefault(index, TextOffset(len(self._echo(index))))
+        starts = [*self._echoes[index // self._n].starts] if echoed else []
+        token_ids = [*self._echoes[index // self._n].token_ids] if echoed else []
+        for position in answer:
+            token_ids.append(position.token_id)
+            starts.append(offset.advance(self._shown_bytes(position.token_id)))
         return {
             "tokens": [self._tokenizer.token_text(token_id) for token_id in token_ids],
             "token_logprobs": [None if position is None else max(position.logprob, LOWEST_LOGPROB) for position in positions],
             "top_logprobs": [None if position is None else self._top(position) for position in positions],
-            "text_offset": [offset.advance(self._tokenizer.token_bytes(token_id)) for token_id in token_ids],
+            "text_offset": starts,
         }
 
-    def _first_token_id(self, index: int) -> int:
-        return self._echoes[index // self._n].first_token_id
+    def _shown_bytes(self, token_id: int) -> bytes:
+        return b"" if self._tokenizer.is_special(token_id) else self._tokenizer.token_bytes(token_id)
 
     def _top(self, position: TokenLogprob) -> dict[str, float]:
         pairs = [*position.top, (position.token_id, position.logprob)]
         return {self._tokenizer.token_text(token_id): max(logprob, LOWEST_LOGPROB) for token_id, logprob in reversed(pairs)}
-
-
-class _TextOffset:
-    """Counts the characters before each token, though a token may end within one."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._num_chars = 0
-
-    def advance(self, token_bytes: bytes) -> int:
-        before = self._num_chars
-        self._num_chars += len(self._decoder.decode(token_bytes))
-        return before
 
 
 def prompt_logprobs(positions: Sequence[TokenLogprob | None], tokenizer: ChatTokenizer) -> list[Json | None]:

@@ -19,13 +19,13 @@ from loramux.gateway.http_errors import CLIENT_CLOSED_REQUEST, error_body
 from loramux.gateway.openai.exchange import Call, Exchange
 from loramux.gateway.openai.fields import parse
 from loramux.gateway.openai.models import MODEL_HEADER, Resolved, resolve, visible_ids
-from loramux.gateway.openai.responses import ChatFormat, CompletionFormat, Echo, Format
+from loramux.gateway.openai.responses import ChatFormat, CompletionFormat, Format
 from loramux.gateway.openai.translate import check_combinations, constraint_of, template_messages, to_request
 from loramux.gateway.openai.wire import ChatBody, CompletionBody, DetokenizeBody, GenerationBody, Message, TokenizeBody
 from loramux.gateway.services import Services
 from loramux.gateway.sse import ClientGone, EventStream, unless_disconnected
 from loramux.gateway.tenancy.types import Principal
-from loramux.gateway.tokenizer import ChatTokenizer
+from loramux.gateway.tokenizer import ChatTokenizer, EchoedText
 
 router = APIRouter()
 
@@ -63,14 +63,15 @@ async def completions(request: Request, services: ServicesDep, principal: InferP
 
     def call() -> Call:
         prompts = _prompts(body)
-        token_ids = _prompt_ids(services.tokenizer, prompts)
+        echoes = _echoes(services.tokenizer, prompts) if body.echo else ()
+        token_ids = [list(echo.token_ids) for echo in echoes] or _prompt_ids(services.tokenizer, prompts)
         answer = CompletionFormat(
             _bare_id(request),
             int(time.time()),
             body.model,
             services.tokenizer,
             n=body.n or 1,
-            echoes=_echoes(services.tokenizer, prompts, token_ids) if body.echo else (),
+            echoes=echoes,
             with_logprobs=body.logprobs is not None,
         )
         return _call(request, services, principal, body, token_ids, resolved, answer, arrived_at)
@@ -182,9 +183,8 @@ def _prompt_ids(tokenizer: ChatTokenizer, prompts: Sequence[str | list[int]]) ->
     return [tokenizer.encode(prompt) if isinstance(prompt, str) else prompt for prompt in prompts]
 
 
-def _echoes(tokenizer: ChatTokenizer, prompts: Sequence[str | list[int]], token_ids: Sequence[list[int]]) -> list[Echo]:
-    texts = [prompt if isinstance(prompt, str) else tokenizer.decode(prompt) for prompt in prompts]
-    return [Echo(text, ids[0] if ids else -1) for text, ids in zip(texts, token_ids, strict=True)]
+def _echoes(tokenizer: ChatTokenizer, prompts: Sequence[str | list[int]]) -> list[EchoedText]:
+    return [tokenizer.encode_echoed(prompt) if isinstance(prompt, str) else tokenizer.decode_echoed(prompt) for prompt in prompts]
 
 
 def _chat_ids(tokenizer: ChatTokenizer, messages: Sequence[Message], add_generation_prompt: bool) -> list[int]:
