@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from loramux.adapters.contents import ContentStore
 from loramux.adapters.registry import Registry
 from loramux.engine.interface import Engine
+from loramux.gateway.adapter_bytes import AdapterBytes
 from loramux.gateway.in_flight import InFlight
 from loramux.gateway.metrics import Metrics
 from loramux.gateway.settings import Settings
@@ -24,6 +25,7 @@ class Services:
     tenants: TenantStore
     registry: Registry
     contents: ContentStore
+    adapter_bytes: AdapterBytes
     engine: Engine
     tokenizer: ChatTokenizer
     metrics: Metrics

@@ -101,6 +101,32 @@ def test_sigterm_finishes_what_is_in_flight(tiny_llama: Path, tmp_path: Path) ->
         assert server.process.wait(timeout=30) == 0
 
 
+def test_a_second_signal_ends_what_is_in_flight(tiny_llama: Path, tmp_path: Path) -> None:
+    with running_server(tiny_llama, tmp_path / "data", *FLAGS) as server:
+        headers = {"Authorization": f"Bearer {server.new_tenant('acme')}"}
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 450, "n": 8, "ignore_eos": True}
+        whole: list[httpx.Response] = []
+        waiter = threading.Thread(
+            target=lambda: whole.append(httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60))
+        )
+        waiter.start()
+        while not server.engine()["stats"]["num_running"]:
+            time.sleep(0.02)
+        lines: list[str] = []
+        with httpx.stream("POST", f"{server.url}/v1/completions", json={**body, "stream": True}, headers=headers, timeout=60) as response:
+            for line in filter(None, response.iter_lines()):
+                lines.append(line)
+                if len(lines) in (50, 100):
+                    assert server.process.poll() is None
+                    server.process.send_signal(signal.SIGTERM if len(lines) == 50 else signal.SIGINT)
+        started = time.monotonic()
+        waiter.join()
+        assert lines[-1] == "data: [DONE]" and lines[-3] == "event: error"
+        assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "no_engine"
+        assert whole[0].status_code == 503
+        assert server.process.wait(timeout=30) == 0 and time.monotonic() - started < 5
+
+
 def test_a_data_directory_serves_one_server(tiny_llama: Path, tmp_path: Path) -> None:
     with running_server(tiny_llama, tmp_path / "data", *FLAGS):
         second = _serve("--model", str(tiny_llama), "--data-dir", str(tmp_path / "data"), "--port", "0")

@@ -14,6 +14,7 @@ import msgspec
 from loramux.adapters.contents import ContentStore
 from loramux.adapters.registry import Registry
 from loramux.adapters.types import ModuleShape
+from loramux.gateway.adapter_bytes import AdapterBytes
 from loramux.gateway.app import create_app
 from loramux.gateway.metrics import Metrics
 from loramux.gateway.services import Services
@@ -66,12 +67,14 @@ async def served(store_url: str, directory: Path, **settings: Any) -> AsyncItera
     tokenizer = ChatTokenizer(write_tokenizer(directory, byte_level_tokenizer()))
     base = msgspec.structs.replace(base_description(tokenizer.vocab_size, (1,)), modules=MODULES)
     engine = FakeEngine(engine_info(base), lambda ids: tokenizer.decode(ids), hashed_tokens(256))
+    registry, contents = Registry(store.client, durable=True), ContentStore(directory / "adapters")
     services = Services(
         settings=Settings(model="tiny", data_dir=directory, adapter_root=[root], **settings),
         store=store,
         tenants=tenants,
-        registry=Registry(store.client, durable=True),
-        contents=ContentStore(directory / "adapters"),
+        registry=registry,
+        contents=contents,
+        adapter_bytes=AdapterBytes(contents, registry, directory, "embedded"),
         engine=engine,
         tokenizer=tokenizer,
         metrics=Metrics(),

@@ -54,6 +54,7 @@ async def get_adapter(services: ServicesDep, name: str) -> dict[str, Any]:
 @router.delete("/{name}", status_code=204)
 async def delete_adapter(services: ServicesDep, name: str) -> None:
     await services.registry.delete_adapter(name)
+    await services.adapter_bytes.free_after_deletion()
 
 
 @router.get("/{name}/versions/{number}")
@@ -64,6 +65,7 @@ async def get_version(services: ServicesDep, name: str, number: int) -> dict[str
 @router.delete("/{name}/versions/{number}", status_code=204)
 async def delete_version(services: ServicesDep, name: str, number: int) -> None:
     await services.registry.delete_version(name, number)
+    await services.adapter_bytes.free_after_deletion()
 
 
 @router.put("/{name}/aliases/{alias}")

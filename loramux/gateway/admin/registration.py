@@ -49,14 +49,14 @@ async def check_grants(services: Services, tenants: Sequence[str]) -> None:
 
 async def register(services: Services, target: Target, contents: Contents, source: str, sha256: str | None = None) -> Registered:
     """Validate, keep the bytes, then name them. Raises AdapterInvalid with the report."""
-    report = await asyncio.to_thread(_validate_and_keep, services, target.base, contents, sha256)
-    return await services.registry.register(target.name, target.base.digest, report.digest, report, source, target.tenants)
+    report = await asyncio.to_thread(_validate, target.base, contents, sha256)
+    async with services.adapter_bytes.kept(report.digest, contents):
+        return await services.registry.register(target.name, target.base.digest, report.digest, report, source, target.tenants)
 
 
-def _validate_and_keep(services: Services, base: BaseDescription, contents: Contents, sha256: str | None) -> RegistrationReport:
+def _validate(base: BaseDescription, contents: Contents, sha256: str | None) -> RegistrationReport:
     if sha256 is not None and hashlib.sha256(contents.tensors).hexdigest() != sha256.removeprefix("sha256:"):
         raise AdapterInvalid("adapter_model.safetensors has another SHA-256 than the one given.", param="/source/sha256")
     report = validate(contents.config, contents.tensors, base)
     raise_if_invalid(report)
-    services.contents.put(report.digest, contents.config, contents.tensors)
     return report

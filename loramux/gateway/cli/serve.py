@@ -7,25 +7,26 @@ import logging
 import math
 import os
 import shutil
-import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import uvicorn
 import uvloop
 
 from loramux.adapters.contents import ContentStore
 from loramux.adapters.registry import Registry
-from loramux.engine.checkpoint import open_checkpoint
+from loramux.engine.checkpoint import Checkpoint, open_checkpoint
 from loramux.engine.client import EngineClient
 from loramux.engine.config import EngineConfig
 from loramux.engine.json_log import log_to_stderr
 from loramux.errors import InvalidRequest, NotFound, StartupFailed, StoreUnavailable
+from loramux.gateway.adapter_bytes import AdapterBytes
 from loramux.gateway.app import create_app
+from loramux.gateway.cli.stopping import Stopped, StopSignals, stopped_by_signals
 from loramux.gateway.fleet.supervisor import Supervisor
 from loramux.gateway.metrics import Metrics
 from loramux.gateway.runtime_dir import make_runtime_dir
@@ -40,6 +41,10 @@ log = logging.getLogger("loramux.gateway")
 
 _KEEP_ALIVE_S = 75
 _BACKLOG = 2048
+_LAST_WORDS_S = 2.0
+"""How long a second signal leaves to streams for their error event; a client that reads nothing is then cut off."""
+
+T = TypeVar("T")
 
 
 def run_server(settings: Settings) -> int:
@@ -48,8 +53,10 @@ def run_server(settings: Settings) -> int:
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     try:
         check_exposure(settings)
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings))
+        with stopped_by_signals(), _ground(settings) as ground, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_serve(settings, ground))
+    except Stopped:
+        return 0
     except StartupFailed as error:
         return _failed(error.message)
     except StoreUnavailable as error:
@@ -72,30 +79,84 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _serve(settings: Settings) -> None:
+class _Ground(NamedTuple):
+    """What a server stands on, found or made without an event loop, so that a signal can end it at any point."""
+
+    listener: socket.socket
+    """Bound, so that nobody else has the port; not open to connections before there is something to answer them."""
+    data_dir: Path
+    lock: int
+    runtime_dir: Path
+    checkpoint: Checkpoint
+
+
+@contextmanager
+def _ground(settings: Settings) -> Iterator[_Ground]:
+    with ExitStack() as stack:
+        listener = stack.enter_context(_bound(settings.host, settings.port))
+        data_dir = settings.data_dir.expanduser().absolute()
+        lock = lock_data_dir(data_dir)
+        stack.callback(os.close, lock)
+        runtime_dir = make_runtime_dir()
+        stack.callback(shutil.rmtree, runtime_dir, ignore_errors=True)
+        yield _Ground(listener, data_dir, lock, runtime_dir, open_checkpoint(settings.model, data_dir / "checkpoints"))
+
+
+async def _serve(settings: Settings, ground: _Ground) -> None:
+    signals = StopSignals()
     async with AsyncExitStack() as stack:
-        stop = _stop_on_signals()
-        listener = stack.enter_context(_listen(settings.host, settings.port))
-        services, supervisor = await stack.enter_async_context(_services(settings))
+        stopping = stack.enter_context(_cancelled_at_the_end(signals.first.wait()))
+        opening = asyncio.create_task(stack.enter_async_context(_services(settings, ground)))
+        await asyncio.wait({opening, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            await _cancel(opening)
+            return
+        services, supervisor = opening.result()
         server = _Server(_server_config(services))
+        _open(ground.listener)
         starting = asyncio.create_task(supervisor.start())
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        stopping = asyncio.create_task(stop.wait())
+        serving = asyncio.create_task(server.serve(sockets=[ground.listener]))
+        watching: asyncio.Task[None] | None = None
         try:
             await asyncio.wait({starting, serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if starting.done() and not starting.cancelled():
                 starting.result()
-                _log_start(services, listener)
+                _log_start(services, ground.listener)
                 watching = stack.enter_context(_cancelled_at_the_end(supervisor.watch()))
                 await asyncio.wait({serving, stopping, watching}, return_when=asyncio.FIRST_COMPLETED)
                 _raise_what_broke(watching)
             _raise_what_broke(serving)
         finally:
             services.draining = True
-            server.should_exit = True
-            starting.cancel()
-            stopping.cancel()
-            await asyncio.gather(serving, starting, stopping, return_exceptions=True)
+            await _cancel(starting)
+            await _drain(server, serving, signals.second, lambda: _abort(supervisor, watching))
+
+
+async def _drain(server: _Server, serving: asyncio.Task[None], hurry: asyncio.Event, abort: Callable[[], Awaitable[None]]) -> None:
+    """Let what is in flight end, or, once told to hurry, `abort` it and give its last words a moment to leave."""
+    server.should_exit = True
+    hurrying = asyncio.create_task(hurry.wait())
+    await asyncio.wait({serving, hurrying}, return_when=asyncio.FIRST_COMPLETED)
+    if not serving.done():
+        log.warning("told again to stop: aborting what is in flight")
+        await abort()
+        await asyncio.wait({serving}, timeout=_LAST_WORDS_S)
+        server.force_exit = True
+        for task in set(server.server_state.tasks):
+            task.cancel()
+    await _cancel(hurrying)
+    await asyncio.gather(serving, return_exceptions=True)
+
+
+async def _abort(supervisor: Supervisor, watching: asyncio.Task[None] | None) -> None:
+    if watching is not None:
+        await _cancel(watching)
+    await supervisor.abandon()
+
+
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _raise_what_broke(task: asyncio.Task[None]) -> None:
@@ -104,15 +165,8 @@ def _raise_what_broke(task: asyncio.Task[None]) -> None:
         task.result()
 
 
-def _stop_on_signals() -> asyncio.Event:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    return stop
-
-
 @contextmanager
-def _cancelled_at_the_end(work: Coroutine[Any, Any, None]) -> Iterator[asyncio.Task[None]]:
+def _cancelled_at_the_end(work: Coroutine[Any, Any, T]) -> Iterator[asyncio.Task[T]]:
     task = asyncio.create_task(work)
     try:
         yield task
@@ -121,36 +175,44 @@ def _cancelled_at_the_end(work: Coroutine[Any, Any, None]) -> Iterator[asyncio.T
 
 
 @contextmanager
-def _listen(host: str, port: int) -> Iterator[socket.socket]:
+def _bound(host: str, port: int) -> Iterator[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+        with _port_taken_named(host, port):
             listener.bind((host, port))
-            listener.listen(_BACKLOG)
-        except OSError as error:
-            raise StartupFailed(f"can't listen on {host} port {port}: {error.strerror or error}; give another --host or --port") from None
         listener.setblocking(False)
         yield listener
 
 
+def _open(listener: socket.socket) -> None:
+    """Also what may find another server on the port: one that was bound to it at the same time."""
+    host, port = listener.getsockname()[:2]
+    with _port_taken_named(host, port):
+        listener.listen(_BACKLOG)
+
+
+@contextmanager
+def _port_taken_named(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StartupFailed(f"can't listen on {host} port {port}: {error.strerror or error}; give another --host or --port") from None
+
+
 @asynccontextmanager
-async def _services(settings: Settings) -> AsyncIterator[tuple[Services, Supervisor]]:
+async def _services(settings: Settings, ground: _Ground) -> AsyncIterator[tuple[Services, Supervisor]]:
     """Every part but a running engine, in the order in which each needs the ones before."""
     async with AsyncExitStack() as stack:
-        data_dir = settings.data_dir.expanduser().absolute()
-        lock = lock_data_dir(data_dir)
-        stack.callback(os.close, lock)
-        runtime_dir = make_runtime_dir()
-        stack.callback(shutil.rmtree, runtime_dir, ignore_errors=True)
-        checkpoint = await asyncio.to_thread(open_checkpoint, settings.model, data_dir / "checkpoints")
-        store = await stack.enter_async_context(open_store(settings.store_url, data_dir, runtime_dir, lock))
+        data_dir, checkpoint = ground.data_dir, ground.checkpoint
+        store = await stack.enter_async_context(open_store(settings.store_url, data_dir, ground.runtime_dir, ground.lock))
         tenants = TenantStore(store)
         await _prepare_tenants(tenants, settings)
         registry = Registry(store.client, durable=store.durable)
         contents = ContentStore(data_dir / "adapters")
-        await _drop_unnamed(contents, registry, data_dir, settings.store_url)
-        endpoint = f"ipc://{runtime_dir / 'engine-0.ipc'}"
+        adapter_bytes = AdapterBytes(contents, registry, data_dir, settings.store_url)
+        await adapter_bytes.free_unnamed()
+        endpoint = f"ipc://{ground.runtime_dir / 'engine-0.ipc'}"
         engine = EngineClient(endpoint, lambda digest: _find_contents(contents, digest))
         await engine.start()
         stack.push_async_callback(engine.close)
@@ -162,6 +224,7 @@ async def _services(settings: Settings) -> AsyncIterator[tuple[Services, Supervi
             tenants=tenants,
             registry=registry,
             contents=contents,
+            adapter_bytes=adapter_bytes,
             engine=engine,
             tokenizer=ChatTokenizer(checkpoint.files_dir),
             metrics=metrics,
@@ -181,21 +244,6 @@ async def _prepare_tenants(tenants: TenantStore, settings: Settings) -> None:
         print(f"Admin key, shown only this once: {made}", flush=True)
     if settings.no_auth:
         await tenants.ensure_open_tenant()
-
-
-async def _drop_unnamed(contents: ContentStore, registry: Registry, data_dir: Path, store_url: str) -> None:
-    """Bytes that no version names any more: of deleted versions, or of registrations cut off half-way.
-
-    Only where the embedded store alone has ever named contents of this directory: another store may name what this one does not.
-    """
-    other_stores = data_dir / "other-stores"
-    if store_url != "embedded":
-        other_stores.touch()
-    if other_stores.exists():
-        return
-    named = await registry.digests()
-    for digest in contents.digests() - named:
-        await asyncio.to_thread(contents.delete, digest)
 
 
 def _find_contents(contents: ContentStore, digest: str) -> tuple[bytes, bytes] | None:

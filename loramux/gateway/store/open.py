@@ -27,16 +27,23 @@ async def open_store(store_url: str, data_dir: Path, runtime_dir: Path, lock: in
             yield store
         return
     server = EmbeddedServer(data_dir / "store", runtime_dir / "store.sock", lock)
-    await server.start()
+    try:
+        await server.start()
+        async with _watched(server), _connected(server.url) as store:
+            yield store
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def _watched(server: EmbeddedServer) -> AsyncIterator[None]:
     watch = asyncio.create_task(server.watch())
     try:
-        async with _connected(server.url) as store:
-            yield store
+        yield
     finally:
         watch.cancel()
         with suppress(asyncio.CancelledError):
             await watch
-        await server.stop()
 
 
 @asynccontextmanager

@@ -129,6 +129,7 @@ def _services(directory: Path, store_url: str) -> Services:
         tenants=TenantStore(store),
         registry=Registry(store.client),
         contents=None,  # type: ignore[arg-type]
+        adapter_bytes=None,  # type: ignore[arg-type]
         engine=FakeEngine(info, decode, hashed_tokens(256)),
         tokenizer=tokenizer,
         metrics=Metrics(),

@@ -89,6 +89,25 @@ async def test_a_server_that_dies_is_started_again(tmp_path: Path, runtime_dir: 
     await server.stop()
 
 
+async def test_a_start_that_is_cancelled_leaves_no_server(
+    tmp_path: Path, runtime_dir: Path, lock: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(client: object) -> bool:
+        return False
+
+    monkeypatch.setattr(embedded, "_answers", never)
+    opening = asyncio.create_task(open_store("embedded", tmp_path / "data", runtime_dir, lock).__aenter__())
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    before = set(children.read_text().split())
+    async with asyncio.timeout(10):
+        while not (started := set(children.read_text().split()) - before):
+            await asyncio.sleep(0.01)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    assert not started & set(children.read_text().split())
+
+
 async def test_a_frozen_store_is_an_outage_soon(tmp_path: Path, runtime_dir: Path, lock: int) -> None:
     server = EmbeddedServer(tmp_path / "data" / "store", runtime_dir / "store.sock", lock)
     await server.start()
