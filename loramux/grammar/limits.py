@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any, NoReturn
 
 from loramux.errors import GrammarTooComplex, InvalidRequest
@@ -25,7 +26,7 @@ def check_text(text: str) -> None:
 def parse_json(text: str) -> Any:
     """Raises `InvalidRequest` for what is not JSON, `GrammarTooComplex` for what nests too deeply to be read."""
     try:
-        value = json.loads(text, parse_constant=_no_constant)
+        value = json.loads(text, parse_constant=_no_constant, parse_float=_finite)
         json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise GrammarTooComplex(f"the JSON is nested deeper than {MAX_DEPTH} levels") from None
@@ -38,6 +39,13 @@ def parse_json(text: str) -> Any:
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"the number {text[:40]} is too large")
+    return value
 
 
 def check_size(schema: Any) -> None:
