@@ -19,7 +19,7 @@ from loramux.engine.plan import Chunk, SampledToken, StepPlan, StepResult
 from loramux.engine.prefix import BLOCK_SIZE
 from loramux.engine.sequence import RequestState, Sequence, TextStream
 from loramux.engine.types import FinishReason, GenerationRequest, RequestEnd, TokenDelta, TokenLogprob
-from loramux.errors import EngineFailed, Failure
+from loramux.errors import EngineFailed, Failure, GrammarTooComplex
 from loramux.lora.slots import SlotTable
 
 EndKind = Literal["finished", "aborted", "failed"]
@@ -271,7 +271,7 @@ class Scheduler:
         self.counters.num_completion_tokens += 1
         try:
             outcome = self._judge(sequence, sampled.token_id)
-        except EngineFailed as error:
+        except (EngineFailed, GrammarTooComplex) as error:
             self._end(state, "failed", error.to_failure())
             return
         self._emit(sequence, sampled, outcome)
@@ -282,7 +282,8 @@ class Scheduler:
                 self._wait(sibling)
 
     def _judge(self, sequence: Sequence, token_id: int) -> _Outcome:
-        """The text a new token makes certain, and whether the sequence ends with it. Raises `EngineFailed` for a token off the grammar."""
+        """The text a new token makes certain, and whether the sequence ends with it. Raises `EngineFailed` for a token off the
+        grammar, `GrammarTooComplex` where the grammar has become too slow."""
         state, matcher, sampling = sequence.request, sequence.matcher, sequence.request.request.sampling
         if matcher is not None:
             matcher.accept(token_id)

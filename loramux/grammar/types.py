@@ -36,7 +36,8 @@ class Matcher(Protocol):
         """True when nothing but the end of the sequence may follow."""
 
     def accept(self, token_id: int) -> None:
-        """Advance by one token. Raises `EngineFailed` if the grammar does not allow it."""
+        """Advance by one token. Raises `EngineFailed` if the grammar does not allow it, `GrammarTooComplex`
+        once a call of this matcher, this one or an earlier one, has taken too long."""
 
     def fill(self, bitmask: torch.Tensor, row: int) -> None:
         """Write the allowed next tokens into `bitmask[row]`: int32 [rows, ceil(vocab/32)], bit i of word i//32 set if allowed.

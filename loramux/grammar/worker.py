@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 import threading
+import traceback
 from pathlib import Path
 from typing import IO
 
@@ -17,10 +18,11 @@ from typing import IO
 # never sees.
 sys.modules["torch"] = None  # type: ignore[assignment]
 
-from loramux.errors import GrammarTooComplex, LoramuxError  # noqa: E402
+from loramux.errors import GrammarTooComplex, InvalidRequest, LoramuxError  # noqa: E402
 from loramux.grammar.constraints import to_grammar  # noqa: E402
 from loramux.grammar.types import Constraint  # noqa: E402
-from loramux.grammar.vocabulary import read_vocabulary  # noqa: E402
+from loramux.grammar.vetting import OF_CLIENT_GRAMMARS, OF_LOWERED, check_cost  # noqa: E402
+from loramux.grammar.vocabulary import Vocabulary, read_vocabulary  # noqa: E402
 from loramux.grammar.worker_protocol import (  # noqa: E402
     Compile,
     Ready,
@@ -53,7 +55,8 @@ def _serve() -> None:
     if not isinstance(setup, Setup):
         return
     try:
-        compiler = Compiler(read_vocabulary(Path(setup.tokenizer_json), setup.vocab_size, setup.eos_token_ids))
+        vocabulary = read_vocabulary(Path(setup.tokenizer_json), setup.vocab_size, setup.eos_token_ids)
+        compiler = Compiler(vocabulary)
     except LoramuxError as error:
         write_frame(replies, Refused(error.to_failure()))
         return
@@ -63,7 +66,7 @@ def _serve() -> None:
     while isinstance(job := _read(jobs), Compile):
         spent = resource.getrusage(resource.RUSAGE_SELF)
         _limit(resource.RLIMIT_CPU, math.ceil(spent.ru_utime + spent.ru_stime + setup.cpu_s))
-        write_frame(replies, _answer(compiler, job.constraint))
+        write_frame(replies, _answer(compiler, vocabulary, job.constraint))
 
 
 def _own_stdout() -> IO[bytes]:
@@ -86,16 +89,21 @@ def _address_space_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
-def _answer(compiler: Compiler, constraint: Constraint) -> Vetted | Refused:
+def _answer(compiler: Compiler, vocabulary: Vocabulary, constraint: Constraint) -> Vetted | Refused:
     try:
         grammar = to_grammar(constraint)
-        if compiler.compile(grammar).num_bytes > MAX_GRAMMAR_BYTES:
+        compiled = compiler.compile(grammar)
+        if compiled.num_bytes > MAX_GRAMMAR_BYTES:
             raise GrammarTooComplex(f"the compiled grammar is larger than {MAX_GRAMMAR_BYTES} bytes")
+        check_cost(compiled, vocabulary, OF_CLIENT_GRAMMARS if constraint.kind == "grammar" else OF_LOWERED)
         return Vetted(grammar)
     except LoramuxError as error:
         return Refused(error.to_failure())
     except (MemoryError, RecursionError):
         return Refused(GrammarTooComplex("compiling the constraint needs too much memory").to_failure())
+    except Exception:  # a fault of ours, met by one client's text: it must not take the worker from the others
+        traceback.print_exc()
+        return Refused(InvalidRequest("the constraint can't be compiled").to_failure())
 
 
 if __name__ == "__main__":

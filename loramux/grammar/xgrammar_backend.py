@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
 
 Words = np.ndarray[Any, np.dtype[np.int32]]
 _SOURCE_PLACE = re.compile(r"^.*?\.(?:cc|h):\d+: ")
+MAX_CALL_S = 1.0
+"""CPU time of one call of a matcher after which its request is failed: every other one waits for it."""
+MAX_MEAN_CALL_S = 0.4
+MIN_SPENT_S = 4.0
+"""CPU time of a matcher's calls together before their mean is looked at."""
 _RAW = 0
 """xgrammar's vocabulary type for tokens given as their bytes."""
 
@@ -68,34 +74,60 @@ class XgrammarGrammar:
 
 
 class XgrammarMatcher:
-    """Implements `Matcher`. The mask of the next token is computed once, when `ended` or `fill` first needs it."""
+    """Implements `Matcher`. The mask of the next token is computed once, when `ended` or `fill` first needs it.
+
+    A worker has vetted the grammar, but can't have tried every text: calls are timed, and once they have taken too long `accept`
+    raises, so that a grammar stalls the engine once at most.
+    """
 
     def __init__(self, handle: Any, legal: Words, ends: Words) -> None:
         self._handle = handle
         self._legal = legal
         self._ends = ends
         self._mask: Words | None = None
+        self._num_calls = 0
+        self._spent_s = 0.0
+        self._slowest_s = 0.0
 
     @property
     def ended(self) -> bool:
         if not self._handle.is_completed():
             return False
-        return not bool((self._next_mask() & ~self._ends).any())
+        return not bool((self.next_mask() & ~self._ends).any())
 
     def accept(self, token_id: int) -> None:
-        if not self._handle.accept_token(token_id, False):
+        self._check_time()
+        started = time.thread_time()
+        is_allowed = self._handle.accept_token(token_id, False)
+        self._count(started)
+        if not is_allowed:
             raise EngineFailed(f"token {token_id} is not allowed by the grammar")
         self._mask = None
+        self._check_time()
 
     def fill(self, bitmask: torch.Tensor, row: int) -> None:
         if bitmask.shape[1] != len(self._legal):
             raise EngineFailed(f"the bitmask has {bitmask.shape[1]} words, the vocabulary needs {len(self._legal)}")
-        bitmask.numpy()[row] = self._next_mask()
+        bitmask.numpy()[row] = self.next_mask()
 
-    def _next_mask(self) -> Words:
+    def next_mask(self) -> Words:
+        """Int32 [ceil(vocab / 32)], bit i of word i // 32 set if token i is allowed; not to be written to."""
         if self._mask is None:
+            started = time.thread_time()
             self._mask = self._compute_mask()
+            self._count(started)
         return self._mask
+
+    def _count(self, started: float) -> None:
+        took_s = time.thread_time() - started
+        self._num_calls += 1
+        self._spent_s += took_s
+        self._slowest_s = max(self._slowest_s, took_s)
+
+    def _check_time(self) -> None:
+        is_slow = self._spent_s > MIN_SPENT_S and self._spent_s > self._num_calls * MAX_MEAN_CALL_S
+        if is_slow or self._slowest_s > MAX_CALL_S:
+            raise GrammarTooComplex("matching the grammar takes too much time")
 
     def _compute_mask(self) -> Words:
         if self._handle.is_terminated():
