@@ -1,5 +1,6 @@
 """Compiles constraints, each once, and keeps what was compiled under a byte bound. A constraint is first tried in a killable process;
-only what compiled there within the limits is compiled here, in a thread that gives way to the engine's."""
+only what compiled there within the limits, and walks at a bounded cost, is compiled here, in a thread that gives way to the engine's.
+This second compilation has no limit of its own: it is the first one over again, same text, same library, same tables."""
 
 from __future__ import annotations
 
@@ -7,12 +8,16 @@ import contextlib
 import hashlib
 import os
 import threading
+import time
 from collections import OrderedDict
 from concurrent.futures import Future
 from pathlib import Path
-from queue import SimpleQueue
+from typing import NamedTuple
 
-from loramux.errors import EngineFailed, LoramuxError
+import msgspec
+
+from loramux.errors import EngineFailed, Failure, InvalidRequest, LoramuxError
+from loramux.grammar.job_queue import JobQueue
 from loramux.grammar.limits import check_text
 from loramux.grammar.types import CompiledGrammar, Constraint
 from loramux.grammar.vocabulary import read_vocabulary
@@ -23,6 +28,15 @@ from loramux.grammar.xgrammar_backend import Compiler
 _Key = tuple[bytes, bytes, str]
 _GIB = 1024**3
 NICENESS = 10
+MAX_REFUSALS = 256
+MAX_REFUSAL_BYTES = 16 * 1024
+REFUSAL_S = 60.0
+"""For which a refusal is remembered. Not for ever: one for the time it took may be due to what else the machine did."""
+
+
+class _Refusal(NamedTuple):
+    failure: Failure
+    until: float
 
 
 class _Job:
@@ -64,14 +78,15 @@ class WorkerGrammarService:
         self._cache: OrderedDict[_Key, CompiledGrammar] = OrderedDict()
         self._num_cached_bytes = 0
         self._pending: dict[_Key, _Job] = {}
-        self._queue: SimpleQueue[_Job | None] = SimpleQueue()
+        self._refusals: OrderedDict[_Key, _Refusal] = OrderedDict()
+        self._queue: JobQueue[_Job] = JobQueue()
         self._workers = [WorkerProcess(self._setup) for _ in range(num_workers)]
         self._threads = [threading.Thread(target=self._serve, args=(worker,), daemon=True) for worker in self._workers]
         for thread in self._threads:
             thread.start()
 
     def compile(self, salt: bytes, constraint: Constraint) -> Future[CompiledGrammar]:
-        """See `GrammarService.compile`. Never blocks; equal constraints under one salt share a job."""
+        """See `GrammarService.compile`. Never blocks; equal constraints under one salt share a job, and the salts take turns."""
         try:
             check_text(constraint.text)
         except LoramuxError as error:
@@ -84,10 +99,13 @@ class WorkerGrammarService:
             if cached is not None:
                 self._cache.move_to_end(key)
                 return _done(cached)
+            refusal = self._refusals.get(key)
+            if refusal is not None and time.monotonic() < refusal.until:
+                return _failed(LoramuxError.from_failure(refusal.failure))
             job = self._pending.get(key)
             if job is None:
                 job = self._pending[key] = _Job(key, constraint)
-                self._queue.put(job)
+                self._queue.push(salt, job)
             return job.future
 
     def close(self) -> None:
@@ -100,7 +118,7 @@ class WorkerGrammarService:
             self._pending.clear()
         for worker in self._workers:
             worker.close()
-            self._queue.put(None)
+        self._queue.close()
         for thread in self._threads:
             thread.join()
         for job in abandoned:
@@ -117,7 +135,7 @@ class WorkerGrammarService:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         with contextlib.suppress(OSError):
             worker.start()
-        while (job := self._queue.get()) is not None:
+        while (job := self._queue.pop()) is not None:
             if not self._closed:
                 self._do(worker, job)
         worker.discard()
@@ -136,12 +154,22 @@ class WorkerGrammarService:
                 return
             if grammar is not None:
                 self._keep(job.key, grammar)
+            elif isinstance(error, InvalidRequest):
+                self._remember(job.key, error.to_failure())
         if grammar is not None:
             job.future.set_result(grammar)
         elif isinstance(error, LoramuxError):
             job.future.set_exception(error)
         else:
             job.future.set_exception(EngineFailed(f"compiling a grammar failed: {error!r}"))
+
+    def _remember(self, key: _Key, failure: Failure) -> None:
+        if len(msgspec.msgpack.encode(failure)) > MAX_REFUSAL_BYTES:
+            return
+        self._refusals[key] = _Refusal(failure, time.monotonic() + REFUSAL_S)
+        self._refusals.move_to_end(key)
+        if len(self._refusals) > MAX_REFUSALS:
+            self._refusals.popitem(last=False)
 
     def _keep(self, key: _Key, grammar: CompiledGrammar) -> None:
         if grammar.num_bytes > self._cache_bytes:

@@ -63,6 +63,9 @@ def test_a_bomb_of_references_is_no_bomb(service: WorkerGrammarService) -> None:
     [
         (_schema("{"), InvalidRequest, "not valid JSON"),
         (_schema('{"minimum": NaN}'), InvalidRequest, "NaN"),
+        (_schema('{"maximum": 1e400}'), InvalidRequest, "1e400"),
+        (_schema('{"type": "number", "enum": [-1e999]}'), InvalidRequest, "too large"),
+        (Constraint("choice", "[1e400]"), InvalidRequest, "too large"),
         (_schema('{"const": "\\ud800"}'), InvalidRequest, "lone surrogate"),
         (_schema({"not": {}}), UnsupportedSchema, "/not"),
         (_schema(False), UnsupportedSchema, "allows no value"),
@@ -128,6 +131,30 @@ def test_equal_constraints_share_a_job_and_salts_do_not(service: WorkerGrammarSe
     assert len({id(future.result()) for future in futures}) == 1
     assert service.compile(b"one", constraint).result() is futures[0].result()
     assert service.compile(b"two", constraint).result(60) is not futures[0].result()
+
+
+def test_a_refusal_is_remembered(service: WorkerGrammarService) -> None:
+    constraint = Constraint("regex", "a(?=remembered)")
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="look-around") as caught:
+            service.compile(b"salt", constraint).result(40)
+        assert type(caught.value) is InvalidRequest
+    future = service.compile(b"salt", constraint)
+    assert future.done()
+    assert not service.compile(b"another salt", constraint).done()
+
+
+def test_refusals_are_bounded(tokenizer_json: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("loramux.grammar.service.MAX_REFUSALS", 3)
+    service = WorkerGrammarService(tokenizer_json, VOCAB_SIZE, EOS_TOKEN_IDS)
+    try:
+        futures = [service.compile(b"", Constraint("regex", "(" * (number + 1))) for number in range(6)]
+        wait(futures, 60)
+        assert len(service._refusals) == 3
+        assert service.compile(b"", Constraint("regex", "((((((")).done()
+        assert not service.compile(b"", Constraint("regex", "(")).done()
+    finally:
+        service.close()
 
 
 def test_the_cache_keeps_to_its_bound(tokenizer_json: Path) -> None:
