@@ -26,7 +26,7 @@ def to_grammar_body(node: Node, in_json: bool) -> str:
     plain = to_ebnf(node, in_json)  # raises for what matches nothing
     if _length(node) > MAX_WRITTEN_OUT or not _repeats(node):
         return plain
-    return f"Regex({literal(_text(node, in_json))})"
+    return f"Regex({literal(to_regex(node, in_json))})"
 
 
 def simplify(node: Node) -> Node:
@@ -72,16 +72,17 @@ def _length(node: Node) -> int:
     return 1
 
 
-def _text(node: Node, in_json: bool) -> str:
+def to_regex(node: Node, in_json: bool) -> str:
+    """The expression for xgrammar's `Regex`, without counted repetitions and anchors."""
     match node:
         case Chars(ranges):
             return _characters(ranges, in_json)
         case Sequence(items):
-            return "".join(_text(item, in_json) for item in items)
+            return "".join(to_regex(item, in_json) for item in items)
         case Alternation(choices):
-            return "(?:" + "|".join(_text(choice, in_json) for choice in choices) + ")"
+            return "(?:" + "|".join(to_regex(choice, in_json) for choice in choices) + ")"
         case Repeat(item, minimum, maximum):
-            return _repeated(f"(?:{_text(item, in_json)})", minimum, maximum)
+            return _repeated(f"(?:{to_regex(item, in_json)})", minimum, maximum)
     raise RegexUnsupported("an anchor inside the expression")
 
 

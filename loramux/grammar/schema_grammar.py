@@ -28,6 +28,7 @@ from loramux.grammar.ebnf import (
 from loramux.grammar.number_range import integer_range, multiples_in_range, number_range
 from loramux.grammar.regex_form import to_grammar_body
 from loramux.grammar.schema_values import integer_bounds, number_bounds, values_of_type
+from loramux.grammar.string_length import StringLengths
 
 
 def lower(schema: Any) -> str:
@@ -61,6 +62,7 @@ class _Lowering:
     def __init__(self, root: Any) -> None:
         self._root = root
         self._rules = json_rules()
+        self._lengths = StringLengths(self._rules)
         self._names: dict[str, str] = {}
         self._pending: list[str] = []
 
@@ -113,7 +115,7 @@ class _Lowering:
         if expression is not None:
             return rf'"\"" {to_grammar_body(expression, in_json=True)} "\""'
         low, high = int(schema.get("minLength", 0)), schema.get("maxLength")
-        return rf'"\"" {repetition("char", low, None if high is None else int(high))} "\""'
+        return self._lengths.body(low, None if high is None else int(high))
 
     def _integer(self, schema: dict[str, Any]) -> str:
         low, high = integer_bounds(schema)
