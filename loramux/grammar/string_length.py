@@ -90,7 +90,7 @@ class StringLengths:
         if "counted" not in self._rules:
             self._rules.define("ahead_0", '""')
             for number in range(1, NUM_LAST + 1):
-                self._rules.define(f"ahead_{number}", rf'"\"" | {PLAIN_CHARACTER} ahead_{number - 1} | "\\" escape ahead_{number - 1}')
+                self._rules.define(f"ahead_{number}", rf'"\"" | char ahead_{number - 1}')
             character = literal(to_regex(Chars(EVERY_CHARACTER), in_json=True))
             self._rules.define("character", f"Regex({character}) (= ahead_{NUM_LAST})")
             self._rules.define("nothing", '""')

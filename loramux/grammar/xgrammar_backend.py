@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 Words = np.ndarray[Any, np.dtype[np.int32]]
 _SOURCE_PLACE = re.compile(r"^.*?\.(?:cc|h):\d+: ")
-MAX_CALL_S = 1.0
+MAX_CALL_S = 0.5
 """CPU time of one call of a matcher after which its request is failed: every other one waits for it."""
-MAX_MEAN_CALL_S = 0.4
-MIN_SPENT_S = 4.0
+MAX_MEAN_CALL_S = 0.1
+MIN_SPENT_S = 2.0
 """CPU time of a matcher's calls together before their mean is looked at."""
 _RAW = 0
 """xgrammar's vocabulary type for tokens given as their bytes."""

@@ -13,6 +13,8 @@ import pytest
 
 from loramux.errors import GrammarTooComplex
 from loramux.grammar import xgrammar_backend
+from loramux.grammar.constraints import to_grammar
+from loramux.grammar.ebnf import json_rules
 from loramux.grammar.regex import parse
 from loramux.grammar.regex_form import simplify
 from loramux.grammar.service import WorkerGrammarService
@@ -24,6 +26,7 @@ from tests.grammar.matching import accepts, compile_here, compile_schema
 VOCAB_SIZE = 49152
 NUM_TOKENS = 500
 AMBIGUOUS = [r"(([a-z]*){0,50}){0,50}", r"(\w+\s?)*", r"(([a-z]+)+)+", r"(a|b|ab|[a-z]+)*"]
+LENGTHS = [{"maxLength": 100}, {"maxLength": 1000}, {"maxLength": 5000}, {"minLength": 50}, {"minLength": 20, "maxLength": 400}]
 EXPONENTIAL = {
     "thirty rules": "".join(f"a{i} ::= a{i + 1} a{i + 1} | [a-z]*\n" for i in range(30)) + "a30 ::= [a-z]*\nroot ::= a0\n",
     "four of itself": "root ::= x x x x\nx ::= x x | [a-z]*\n",
@@ -44,7 +47,7 @@ def demo_service(demo_tokenizer_json: Path) -> Iterator[WorkerGrammarService]:
     service.close()
 
 
-def walk_s(grammar: XgrammarGrammar, vocabulary: Vocabulary, opening: bytes) -> list[float]:
+def walk_s(grammar: XgrammarGrammar, vocabulary: Vocabulary, opening: bytes, num_tokens: int = NUM_TOKENS) -> list[float]:
     """CPU seconds of each token of a long text, whose letters and spaces are picked at random."""
     plain = np.array([re.fullmatch(rb"[a-z]+", token) is not None for token in vocabulary.token_bytes])
     rng = np.random.default_rng(3)
@@ -52,7 +55,7 @@ def walk_s(grammar: XgrammarGrammar, vocabulary: Vocabulary, opening: bytes) -> 
     if opening:
         matcher.accept(vocabulary.token_bytes.index(opening))
     times = []
-    for _ in range(NUM_TOKENS):
+    for _ in range(num_tokens):
         begun = time.thread_time()
         mask = matcher.next_mask()
         times.append(time.thread_time() - begun)
@@ -75,6 +78,42 @@ def test_an_ambiguous_expression_costs_no_more_along_the_text(
     times = walk_s(grammar, vocabulary, b'"' if in_json else b"")
     assert np.median(times[-100:]) < 0.002
     assert sum(times) < 1.0
+
+
+@pytest.mark.parametrize("bounds", LENGTHS, ids=str)
+def test_a_bounded_string_costs_little_per_token(vocabulary: Vocabulary, bounds: dict[str, int]) -> None:
+    begun = time.thread_time()
+    grammar = Compiler(vocabulary).compile(to_grammar(Constraint("json_schema", json.dumps({"type": "string", **bounds}))))
+    assert time.thread_time() - begun < 4.0
+    assert grammar.num_bytes < 4_000_000
+    times = walk_s(grammar, vocabulary, b'"', num_tokens=bounds.get("maxLength", 400) // 20)
+    assert np.median(times) < 0.004
+
+
+@pytest.mark.parametrize("bounds", [{"maxLength": 60}, {"minLength": 36, "maxLength": 36}, {"minLength": 30}], ids=str)
+def test_a_bounded_string_allows_the_tokens_that_plain_counting_does(
+    vocabulary: Vocabulary, bounds: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(xgrammar_backend, "MAX_CALL_S", 60.0)
+    monkeypatch.setattr(xgrammar_backend, "MIN_SPENT_S", 600.0)
+    compiler = Compiler(vocabulary)
+    made = compiler.compile(to_grammar(Constraint("json_schema", json.dumps({"type": "string", **bounds})))).new_matcher()
+    counts = f"{{{bounds.get('minLength', 0)},{bounds.get('maxLength', '')}}}"
+    plain_rules = json_rules()
+    plain_rules.define("root", rf'"\"" char{counts} "\""')
+    plain = compiler.compile(plain_rules.text()).new_matcher()
+    no_quotes = np.array([b'"' not in token for token in vocabulary.token_bytes])
+    rng = np.random.default_rng(5)
+    token_id = vocabulary.token_bytes.index(b'"')
+    for _ in range(25):
+        made.accept(token_id)
+        plain.accept(token_id)
+        mask = made.next_mask()
+        assert np.array_equal(mask, plain.next_mask())
+        allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")[:VOCAB_SIZE].astype(bool) & no_quotes
+        if not allowed.any():
+            break
+        token_id = int(rng.choice(np.flatnonzero(allowed)))
 
 
 @pytest.mark.parametrize("grammar", EXPONENTIAL.values(), ids=EXPONENTIAL)
