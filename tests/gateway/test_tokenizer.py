@@ -118,7 +118,7 @@ def test_a_user_cannot_open_a_turn(tmp_path: Path) -> None:
 def test_token_bytes_join_to_the_text(pair: Any, text: str) -> None:
     ours, _ = pair
     joined = b"".join(ours.token_bytes(token_id) for token_id in ours.encode(text, add_special_tokens=False)).decode()
-    assert joined.removeprefix(" ") == text.removeprefix(" ") or joined == text
+    assert joined in (text, f" {text}")  # SentencePiece puts a space before the text
 
 
 def test_token_without_a_string_is_empty(tmp_path: Path) -> None:
