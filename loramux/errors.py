@@ -13,7 +13,6 @@ LoramuxError
 ├── MethodNotAllowed          405 method_not_allowed
 ├── RequestTimeout            408 timeout
 ├── Conflict                  409 conflict
-├── PreconditionFailed        412 precondition_failed
 ├── BodyTooLarge              413 body_too_large
 ├── AdapterInvalid            422 adapter_invalid         details.report
 ├── Limited                   429
@@ -113,10 +112,6 @@ class RequestTimeout(LoramuxError):
 
 class Conflict(LoramuxError):
     status, code = 409, "conflict"
-
-
-class PreconditionFailed(LoramuxError):
-    status, code = 412, "precondition_failed"
 
 
 class BodyTooLarge(LoramuxError):

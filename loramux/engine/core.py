@@ -61,10 +61,15 @@ class _Preparation:
         return all(future.done() for future in (self.grammar, self.adapter) if future is not None)
 
     @property
-    def failure(self) -> Failure | None:
-        """Of whichever has failed so far."""
-        failed = [future for future in (self.grammar, self.adapter) if future is not None and future.done() and future.exception()]
-        return _failure(failed[0]) if failed else None
+    def failed(self) -> Future[CompiledGrammar] | Future[HostAdapter] | None:
+        """Whichever has failed so far."""
+        futures = (self.grammar, self.adapter)
+        return next((future for future in futures if future is not None and future.done() and future.exception()), None)
+
+    @property
+    def is_ripe(self) -> bool:
+        """Done, or failed in one part and not refused yet: a bad schema is told before its adapter has loaded."""
+        return self.done or (not self.ended and self.failed is not None)
 
 
 class EngineCore:
@@ -128,7 +133,7 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """True if a step can make progress now."""
-        return self._scheduler.has_work or any(self._is_ripe(preparation) for preparation in self._preparations.values())
+        return self._scheduler.has_work or any(preparation.is_ripe for preparation in self._preparations.values())
 
     def step(self) -> None:
         """Admit what is prepared, and compute one step."""
@@ -193,16 +198,11 @@ class EngineCore:
         if request.id in self._preparations:
             raise InvalidRequest("a request with this id exists")
 
-    def _is_ripe(self, preparation: _Preparation) -> bool:
-        """Done, or failed in one part and not refused yet: a bad schema is told before its adapter has loaded."""
-        return preparation.done or (not preparation.ended and preparation.failure is not None)
-
     def _admit_prepared(self) -> None:
-        for preparation in [each for each in self._preparations.values() if self._is_ripe(each)]:
-            failure = preparation.failure
-            if failure is not None and not preparation.ended:
+        for preparation in [each for each in self._preparations.values() if each.is_ripe]:
+            if preparation.failed is not None and not preparation.ended:
                 preparation.ended = True
-                self._refuse(preparation.request, failure)
+                self._refuse(preparation.request, _failure(preparation.failed))
             if preparation.done:
                 del self._preparations[preparation.request.id]
                 self._settle(preparation)

@@ -44,7 +44,6 @@ class ModelConfig:
     """Sizes and switches of the decoder."""
 
     architecture: str
-    model_type: str
     vocab_size: int
     """Rows of the embedding, padding included."""
     hidden_size: int
@@ -76,7 +75,6 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     max_position_embeddings = _integer(raw, "max_position_embeddings")
     config = ModelConfig(
         architecture=architecture,
-        model_type=str(raw.get("model_type", "")),
         vocab_size=_integer(raw, "vocab_size"),
         hidden_size=hidden_size,
         intermediate_size=_integer(raw, "intermediate_size"),

@@ -11,7 +11,6 @@ from typing import NamedTuple
 from loramux.errors import InvalidRequest
 
 TENANT_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
-KEY_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}\.[0-9a-f]{8}")
 _KEY = re.compile(r"lmx_(?P<id>(?P<tenant>[a-z0-9][a-z0-9-]{0,62})\.[0-9a-f]{8})_[0-9a-f]{64}")
 _SALT_DOMAIN = b"loramux tenant salt 1"
 
