@@ -7,19 +7,33 @@ from typing import NamedTuple
 
 from loramux.adapters.peft_config import LoraConfig
 from loramux.adapters.peft_tensors import AdapterTensor, TensorPair
-from loramux.adapters.types import ModuleShape
+from loramux.adapters.types import ModuleKind, ModuleShape
 
 
 class BoundModule(NamedTuple):
-    """y += scale * (x A^T) B^T at one linear layer."""
+    """What an adapter changes at one layer.
+
+    A linear layer gives `y = g * (W x + scale * (B (A x) + lora_bias)) + c`. Here g is 1 without a magnitude, otherwise
+    `magnitude / ||W + scale * B A||`, one value an output, of the norm over the inputs; c is `bias`, or the base's own where that is
+    None. An embedding gives for token t the column t of `g * (W^T + scale * B A)`, where g is one value a hidden unit, of the norm
+    over the vocabulary.
+    """
 
     module: str
-    a: AdapterTensor
-    """[rank, in_features]"""
-    b: AdapterTensor
+    kind: ModuleKind
+    a: AdapterTensor | None
+    """[rank, in_features]. None, with b, where only the bias is replaced."""
+    b: AdapterTensor | None
     """[out_features, rank]"""
     rank: int
+    """0 where only the bias is replaced."""
     scale: float
+    magnitude: AdapterTensor | None = None
+    """out_features values, whatever the shape: DoRA's."""
+    lora_bias: AdapterTensor | None = None
+    """[out_features], scaled with B."""
+    bias: AdapterTensor | None = None
+    """[out_features], in place of the base's."""
 
 
 class Binding(NamedTuple):
@@ -35,7 +49,7 @@ def bind(config: LoraConfig, pairs: Iterable[TensorPair], modules: Mapping[str, 
         if problem := _mismatch(config, pair, modules.get(pair.module)):
             errors.append(problem)
         else:
-            bound.append(BoundModule(pair.module, pair.a, pair.b, pair.rank, config.scale_of(pair.module)))
+            bound.append(BoundModule(pair.module, "linear", pair.a, pair.b, pair.rank, config.scale_of(pair.module)))
     return Binding(tuple(bound), tuple(errors))
 
 

@@ -6,12 +6,18 @@ from typing import Any, Literal
 
 import msgspec
 
+ModuleKind = Literal["linear", "embedding"]
+
 
 class ModuleShape(msgspec.Struct, frozen=True):
-    """A linear layer of the base that an adapter may change."""
+    """A layer of the base that an adapter may change."""
 
     in_features: int
+    """Of an embedding, its rows."""
     out_features: int
+    """Of an embedding, the width of a row."""
+    kind: ModuleKind = "linear"
+    has_bias: bool = False
 
 
 class BaseDescription(msgspec.Struct, frozen=True):
@@ -36,7 +42,11 @@ class BaseDescription(msgspec.Struct, frozen=True):
     """From config, generation config and tokenizer together."""
     max_lora_rank: int
     modules: dict[str, ModuleShape]
-    """By canonical name: `model.layers.0.self_attn.q_proj`."""
+    """By canonical name: `model.layers.0.self_attn.q_proj`, `model.embed_tokens`, `lm_head`."""
+    saved_weight_digests: dict[str, dict[str, str]] = {}
+    """Of `model.embed_tokens` and `lm_head`, because peft saves their matrices beside adapters of them: module name to safetensors
+    dtype (F32, F16, BF16) to `sha256:<hex>` of the matrix in that dtype, row-major, little-endian. Where the base lacks a module it
+    lacks its digests."""
 
 
 class TensorInfo(msgspec.Struct, frozen=True):
