@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from loramux.engine.model.decoder import DecoderModel
+from loramux.engine.model.decoder import DecoderModel, StepLora
 from loramux.engine.plan import Chunk, SampledToken, StepPlan, StepResult
 from loramux.engine.prefix import BLOCK_SIZE
 from loramux.engine.sampler import SampleRow, prompt_logprobs, sample
 from loramux.engine.types import TokenLogprob
-from loramux.kernels.ops import AttentionBatch, Ops
-from loramux.lora.batch import lora_terms
+from loramux.kernels.ops import AttentionBatch, LoraSlots, Ops
+from loramux.lora.batch import picked_rows, slot_rows
 from loramux.lora.types import LoraSegment
 
 
@@ -33,9 +33,10 @@ class _Batch:
 class ModelRunner:
     """Owns the model, the KV cache and the token bitmask."""
 
-    def __init__(self, model: DecoderModel, ops: Ops, *, num_blocks: int, max_num_seqs: int) -> None:
+    def __init__(self, model: DecoderModel, ops: Ops, lora_slots: LoraSlots, *, num_blocks: int, max_num_seqs: int) -> None:
         self._model = model
         self._ops = ops
+        self._lora_slots = lora_slots
         self._kv = model.new_kv_caches(num_blocks, BLOCK_SIZE)
         self._bitmask = torch.zeros((max_num_seqs, -(-model.config.vocab_size // 32)), dtype=torch.int32)
         self._mask_filler = ThreadPoolExecutor(1, thread_name_prefix="mask")
@@ -49,17 +50,25 @@ class ModelRunner:
         masks = self._start_masks(plan)
         batch = _build_batch(plan)
         rows = [list(_logit_rows(chunk, start)) for chunk, start in zip(batch.chunks, batch.attention.query_starts, strict=False)]
+        logit_rows = [row for chunk_rows in rows for row in chunk_rows]
         logits = self._model.forward(
             batch.token_ids,
             batch.positions,
             self._kv,
             batch.attention,
-            lora_terms(batch.segments),
-            torch.tensor([row for chunk_rows in rows for row in chunk_rows], dtype=torch.int64),
+            self._lora(batch.segments, logit_rows),
+            torch.tensor(logit_rows, dtype=torch.int64),
         )
         if masks is not None:
             masks.result()
         return self._collect(plan, batch, logits, [len(chunk_rows) for chunk_rows in rows])
+
+    def _lora(self, segments: list[LoraSegment], logit_rows: list[int]) -> StepLora | None:
+        """None for a step of base requests alone, which then costs what it would without adapters."""
+        if not segments:
+            return None
+        rows = slot_rows(segments)
+        return StepLora(self._lora_slots.plan(rows), self._lora_slots.plan(picked_rows(rows, logit_rows)))
 
     def _start_masks(self, plan: StepPlan) -> Future[None] | None:
         constrained = [chunk for chunk in plan.chunks if chunk.mask_row is not None]
@@ -117,8 +126,9 @@ def _segments(chunks: list[Chunk], starts: list[int]) -> Iterator[LoraSegment]:
     for index, chunk in enumerate(chunks):
         last = index + 1 == len(chunks) or chunks[index + 1].sequence.slot != chunk.sequence.slot
         if last:
-            if chunk.sequence.request.adapter is not None:
-                yield LoraSegment(starts[begin], starts[index + 1], chunk.sequence.request.adapter)
+            adapter, slot = chunk.sequence.request.adapter, chunk.sequence.slot
+            if adapter is not None and slot is not None:
+                yield LoraSegment(starts[begin], starts[index + 1], slot, chunk.sequence.pages, adapter)
             begin = index + 1
 
 

@@ -45,6 +45,8 @@ class Sequence:
     block_keys: list[bytes] = field(default_factory=list)
     slot: int | None = None
     """The adapter's slot while the sequence runs."""
+    pages: tuple[int, ...] = ()
+    """Of the slot."""
     finished: bool = False
 
     def __post_init__(self) -> None:

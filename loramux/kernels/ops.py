@@ -30,24 +30,105 @@ class AttentionBatch:
 
 
 class SliceWeights(NamedTuple):
-    """B of one slice of a fused layer, for ranks [rank_start, rank_end) of the layer's stacked A."""
+    """One slice of a fused layer, columns [out_start, out_end) of its output: y' = gain * y + (x A^T)[:, ranks] B + shift."""
 
     rank_start: int
     rank_end: int
+    """Rows of the site's stacked A; none for a slice that only shifts."""
     out_start: int
     out_end: int
     b: torch.Tensor
-    """[out_end - out_start, rank_end - rank_start], scale folded in."""
+    """[rank_end - rank_start, out_end - out_start]: B transposed, the adapter's scale and `gain` folded in."""
+    gain: torch.Tensor | None = None
+    """float32 [out_end - out_start]: DoRA's magnitude over norm; None is 1."""
+    shift: torch.Tensor | None = None
+    """float32 [out_end - out_start]; None is 0."""
 
 
-class LoraTerm(NamedTuple):
-    """One adapter's part at one linear layer: y[start:end, out] += (x[start:end] @ a.T)[:, ranks] @ b.T for each slice."""
+@dataclass(frozen=True)
+class SiteWeights:
+    """What one adapter changes at one linear layer. Matrices are contiguous, in the model's dtype."""
 
-    start: int
-    end: int
     a: torch.Tensor
     """[sum of ranks, in_features]"""
     slices: tuple[SliceWeights, ...]
+
+
+@dataclass(frozen=True)
+class EmbeddingWeights:
+    """What one adapter changes at the embedding: y' = gain * y + A[token] B."""
+
+    a: torch.Tensor
+    """[vocab, rank]"""
+    b: torch.Tensor
+    """[rank, hidden], the adapter's scale and `gain` folded in."""
+    gain: torch.Tensor | None = None
+    """float32 [hidden]; None is 1."""
+
+
+@dataclass(frozen=True)
+class AdapterWeights:
+    """One adapter, bound to one model."""
+
+    sites: tuple[SiteWeights | None, ...]
+    """By the site's index; None where the adapter changes nothing."""
+    embedding: EmbeddingWeights | None = None
+
+
+class SiteShape(NamedTuple):
+    """A linear layer that adapters may change."""
+
+    in_features: int
+    slices: tuple[tuple[int, int], ...]
+    """(out_start, out_end) of each."""
+
+
+@dataclass(frozen=True)
+class LoraShape:
+    """The sizes of a model, as far as slots depend on them."""
+
+    sites: tuple[SiteShape, ...]
+    vocab_size: int
+    hidden_size: int
+    dtype: torch.dtype
+
+
+class SlotRows(NamedTuple):
+    """Rows [start, end) of a batch that the adapter in one slot answers for."""
+
+    start: int
+    end: int
+    slot: int
+    pages: tuple[int, ...]
+    """Pages of the slots' memory that the slot has; none where a slot refers to host memory."""
+    weights: AdapterWeights
+    """As `LoraSlots.prepare` returned them."""
+
+
+class LoraPlan(Protocol):
+    """Which rows of one batch are whose, worked out once and used by every layer. Rows of nobody are left alone."""
+
+    def apply(self, site: int, y: torch.Tensor, x: torch.Tensor) -> None:
+        """Change y [T, out] in place by what each row's adapter has at the site; x [T, in_features] is the layer's input."""
+
+    def embed(self, y: torch.Tensor, token_ids: torch.Tensor) -> None:
+        """Change embeddings y [T, hidden] in place; token_ids int64 [T]."""
+
+
+class LoraSlots(Protocol):
+    """Adapters on the device. `prepare` may be called from any thread."""
+
+    num_pages: int | None
+    """Pages of memory that all slots share; None where slots take none."""
+
+    def prepare(self, weights: AdapterWeights) -> AdapterWeights:
+        """The weights in the form that `plan` takes, made once when the adapter is loaded."""
+
+    def num_pages_of(self, rank: int) -> int:
+        """Pages that an adapter of this largest rank takes."""
+
+    def plan(self, rows: Sequence[SlotRows]) -> LoraPlan:
+        """For one batch; rows are disjoint and in order. Moves what a slot does not hold yet to the device."""
 
 
 class Ops(Protocol):
@@ -82,8 +163,8 @@ class Ops(Protocol):
         """Causal attention of q [T, Hq, D] over each sequence's blocks, its own tokens included; `window` tokens back at most.
         -> [T, Hq, D]"""
 
-    def lora(self, y: torch.Tensor, x: torch.Tensor, terms: Sequence[LoraTerm]) -> None:
-        """Add every term to y [T, out] in place; x [T, in_features]. Rows of no term are left alone."""
+    def lora_slots(self, shape: LoraShape, num_slots: int, max_rank: int) -> LoraSlots:
+        """The device's slots for adapters of a model."""
 
     def apply_bitmask(self, logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
         """logits[rows[i], t] = -inf in place where bit t of bitmask[i] is 0.

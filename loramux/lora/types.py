@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import torch
 
-    from loramux.kernels.ops import SliceWeights
+    from loramux.adapters.types import ModuleShape
+    from loramux.kernels.ops import AdapterWeights
 
 
 class LoraSlice(NamedTuple):
@@ -23,19 +25,32 @@ class LoraSlice(NamedTuple):
 class LoraSite(NamedTuple):
     """A linear layer of the running model that adapters may change; the model declares its sites."""
 
+    index: int
+    """Place among the model's sites."""
     name: str
     """`model.layers.0.self_attn.qkv_proj`: unique, the fused layer's own name."""
     in_features: int
     slices: tuple[LoraSlice, ...]
 
 
-@dataclass(frozen=True)
-class SiteWeights:
-    """What one adapter adds at one site; see `kernels.ops.LoraTerm` for the equation."""
+class LoraBase(Protocol):
+    """What loading an adapter needs to know of the model it is for."""
 
-    a: torch.Tensor
-    """[sum of ranks, in_features]"""
-    slices: tuple[SliceWeights, ...]
+    @property
+    def sites(self) -> tuple[LoraSite, ...]: ...
+
+    @property
+    def modules(self) -> Mapping[str, ModuleShape]:
+        """Every module an adapter may change, by canonical name."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def module_weight(self, module: str) -> torch.Tensor:
+        """[out_features, in_features] of a linear module; [vocab, hidden] of the embedding."""
+
+    def module_bias(self, module: str) -> torch.Tensor | None:
+        """[out_features]"""
 
 
 @dataclass(frozen=True)
@@ -44,14 +59,18 @@ class HostAdapter:
 
     digest: str
     rank: int
+    """The largest."""
     num_bytes: int
-    sites: dict[str, SiteWeights]
-    """By site name; a site the adapter leaves alone is absent."""
+    num_pages: int
+    """Of the device's memory that its slot takes."""
+    weights: AdapterWeights
 
 
 class LoraSegment(NamedTuple):
-    """Rows [start, end) of a step's tokens that one adapter answers for."""
+    """Rows [start, end) of a step's tokens that one adapter answers for, from its slot."""
 
     start: int
     end: int
+    slot: int
+    pages: tuple[int, ...]
     adapter: HostAdapter

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -11,14 +12,23 @@ import torch.nn.functional as F  # noqa: N812
 from loramux.adapters.types import ModuleShape
 from loramux.engine.model.config import ModelConfig
 from loramux.engine.model.rope import RopeFrequencies, rope_table
-from loramux.kernels.ops import AttentionBatch, LoraTerm, Ops
-from loramux.lora.types import LoraSite
+from loramux.kernels.ops import AttentionBatch, LoraPlan, LoraShape, Ops, SiteShape
+from loramux.lora.types import LoraSite, LoraSlice
 
 KVCache = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of one layer, each [num_blocks, block_size, Hkv, D]."""
 
-LoraTerms = Mapping[str, Sequence[LoraTerm]]
-"""By site name; a site without terms is absent."""
+EMBEDDING = "model.embed_tokens"
+LM_HEAD = "lm_head"
+
+
+class StepLora(NamedTuple):
+    """What adapters change in one forward pass."""
+
+    rows: LoraPlan
+    """Of the batch's tokens."""
+    logit_rows: LoraPlan
+    """Of the rows whose logits are computed."""
 
 
 @dataclass(frozen=True)
@@ -30,12 +40,30 @@ class Linear:
     """[out, in]"""
     bias: torch.Tensor | None = None
 
-    def __call__(self, x: torch.Tensor, lora: LoraTerms, ops: Ops) -> torch.Tensor:
+    def __call__(self, x: torch.Tensor, lora: LoraPlan | None, ops: Ops) -> torch.Tensor:
         y = ops.linear(x, self.weight, self.bias)
-        terms = lora.get(self.site.name)
-        if terms:
-            ops.lora(y, x, terms)
+        if lora is not None:
+            lora.apply(self.site.index, y, x)
         return y
+
+
+class _Module(NamedTuple):
+    """A canonical module: its rows of a linear layer's weight."""
+
+    linear: Linear
+    part: LoraSlice
+
+    @property
+    def shape(self) -> ModuleShape:
+        return ModuleShape(self.linear.site.in_features, self.part.out_end - self.part.out_start, has_bias=self.linear.bias is not None)
+
+    @property
+    def weight(self) -> torch.Tensor:
+        return self.linear.weight[self.part.out_start : self.part.out_end]
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        return None if self.linear.bias is None else self.linear.bias[self.part.out_start : self.part.out_end]
 
 
 @dataclass(frozen=True)
@@ -62,7 +90,7 @@ class Step:
     """float32 [T, D]"""
     sin: torch.Tensor
     attention: AttentionBatch
-    lora: LoraTerms
+    lora: LoraPlan | None
 
 
 class DecoderModel:
@@ -75,23 +103,37 @@ class DecoderModel:
         embedding: torch.Tensor,
         layers: Sequence[Layer],
         norm: torch.Tensor,
-        lm_head: torch.Tensor,
+        lm_head: Linear,
         rope: RopeFrequencies,
         ops: Ops,
     ) -> None:
         self.config = config
         self.dtype = embedding.dtype
         self.device = embedding.device
-        self.sites: tuple[LoraSite, ...] = tuple(linear.site for layer in layers for linear in layer.linears)
-        self.modules: dict[str, ModuleShape] = {
-            part.module: ModuleShape(site.in_features, part.out_end - part.out_start) for site in self.sites for part in site.slices
-        }
+        linears = [*(linear for layer in layers for linear in layer.linears), lm_head]
+        self.sites: tuple[LoraSite, ...] = tuple(linear.site for linear in linears)
+        self._module_of = {part.module: _Module(linear, part) for linear in linears for part in linear.site.slices}
+        self.modules: dict[str, ModuleShape] = {name: module.shape for name, module in self._module_of.items()}
+        self.modules[EMBEDDING] = ModuleShape(config.vocab_size, config.hidden_size, kind="embedding")
         self._embedding = embedding
         self._layers = tuple(layers)
         self._norm = norm
         self._lm_head = lm_head
         self._rope = rope
         self._ops = ops
+
+    @property
+    def lora_shape(self) -> LoraShape:
+        sites = tuple(SiteShape(site.in_features, tuple((part.out_start, part.out_end) for part in site.slices)) for site in self.sites)
+        return LoraShape(sites, self.config.vocab_size, self.config.hidden_size, self.dtype)
+
+    def module_weight(self, module: str) -> torch.Tensor:
+        """[out_features, in_features] of a linear module; [vocab, hidden] of the embedding. Not a copy."""
+        return self._embedding if module == EMBEDDING else self._module_of[module].weight
+
+    def module_bias(self, module: str) -> torch.Tensor | None:
+        """[out_features]; not a copy."""
+        return None if module == EMBEDDING else self._module_of[module].bias
 
     def kv_bytes_per_token(self) -> int:
         """Bytes that one token takes in the caches of all layers."""
@@ -112,19 +154,22 @@ class DecoderModel:
         positions: torch.Tensor,
         kv: Sequence[KVCache],
         attention: AttentionBatch,
-        lora: LoraTerms,
+        lora: StepLora | None,
         logit_rows: torch.Tensor,
     ) -> torch.Tensor:
         """Run T tokens and write their keys and values into `kv`.
 
         token_ids, positions int64 [T]; logit_rows int64 [R], rows of the batch. -> logits float32 [R, vocab_size]
         """
-        step = Step(*rope_table(self._rope, positions), attention, lora)
+        rows, of_logits = lora or (None, None)
+        step = Step(*rope_table(self._rope, positions), attention, rows)
         x = F.embedding(token_ids, self._embedding)
+        if rows is not None:
+            rows.embed(x, token_ids)
         for layer, cache in zip(self._layers, kv, strict=True):
             x = x + self._attend(layer, self._normed(x, layer.input_norm), cache, step)
             x = x + self._feed_forward(layer, self._normed(x, layer.post_attention_norm), step)
-        return self._ops.linear(self._normed(x[logit_rows], self._norm), self._lm_head, None).float()
+        return self._lm_head(self._normed(x[logit_rows], self._norm), of_logits, self._ops).float()
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return self._ops.rms_norm(x, weight, self.config.rms_norm_eps)

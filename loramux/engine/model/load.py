@@ -6,7 +6,7 @@ import torch
 
 from loramux.engine.checkpoint import Checkpoint
 from loramux.engine.model.config import ModelConfig, parse_config
-from loramux.engine.model.decoder import DecoderModel, Layer, Linear
+from loramux.engine.model.decoder import EMBEDDING, LM_HEAD, DecoderModel, Layer, Linear
 from loramux.engine.model.gguf_weights import GGUFSource
 from loramux.engine.model.rope import RopeFrequencies, rope_frequencies
 from loramux.engine.model.weights import SafetensorsSource, TensorSource, Weights
@@ -14,6 +14,8 @@ from loramux.errors import StartupFailed
 from loramux.kernels.ops import Ops
 from loramux.lora.types import LoraSite, LoraSlice
 
+LAYER_SITES = 4
+"""Linear layers of a block, fused ones counted once."""
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -35,18 +37,19 @@ def load_model(checkpoint: Checkpoint, device: str, dtype: str, ops: Ops) -> Dec
     """
     config = parse_config(checkpoint.config)
     weights = Weights(_source(checkpoint, config), torch.device(device), choose_dtype(dtype, device, config))
-    embedding = weights.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
+    embedding = weights.take(f"{EMBEDDING}.weight", config.vocab_size, config.hidden_size)
     if config.tie_word_embeddings:
-        weights.discard("lm_head.weight")
-        lm_head = embedding
+        weights.discard(f"{LM_HEAD}.weight")
+        head = embedding
     else:
-        lm_head = weights.take("lm_head.weight", config.vocab_size, config.hidden_size)
+        head = weights.take(f"{LM_HEAD}.weight", config.vocab_size, config.hidden_size)
+    head_slice = LoraSlice(LM_HEAD, 0, config.vocab_size)
     model = DecoderModel(
         config,
         embedding=embedding,
         layers=[_layer(weights, config, index) for index in range(config.num_layers)],
         norm=weights.take("model.norm.weight", config.hidden_size),
-        lm_head=lm_head,
+        lm_head=Linear(LoraSite(LAYER_SITES * config.num_layers, LM_HEAD, config.hidden_size, (head_slice,)), head),
         rope=_rope(weights, config, embedding.device),
         ops=ops,
     )
@@ -76,31 +79,31 @@ def _rope(weights: Weights, config: ModelConfig, device: torch.device) -> RopeFr
 
 
 def _layer(weights: Weights, config: ModelConfig, index: int) -> Layer:
-    prefix = f"model.layers.{index}"
+    prefix, site = f"model.layers.{index}", LAYER_SITES * index
     query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     attention = f"{prefix}.self_attn"
     qkv = {f"{attention}.q_proj": query_size, f"{attention}.k_proj": kv_size, f"{attention}.v_proj": kv_size}
     gate_up = {f"{prefix}.mlp.gate_proj": config.intermediate_size, f"{prefix}.mlp.up_proj": config.intermediate_size}
     return Layer(
         input_norm=weights.take(f"{prefix}.input_layernorm.weight", config.hidden_size),
-        qkv=_linear(weights, f"{attention}.qkv_proj", qkv, config.hidden_size, bias=config.qkv_bias),
+        qkv=_linear(weights, site, f"{attention}.qkv_proj", qkv, config.hidden_size, bias=config.qkv_bias),
         q_norm=weights.take(f"{attention}.q_norm.weight", config.head_dim) if config.qk_norm else None,
         k_norm=weights.take(f"{attention}.k_norm.weight", config.head_dim) if config.qk_norm else None,
-        o=_linear(weights, f"{attention}.o_proj", {f"{attention}.o_proj": config.hidden_size}, query_size, bias=config.o_bias),
+        o=_linear(weights, site + 1, f"{attention}.o_proj", {f"{attention}.o_proj": config.hidden_size}, query_size, bias=config.o_bias),
         post_attention_norm=weights.take(f"{prefix}.post_attention_layernorm.weight", config.hidden_size),
-        gate_up=_linear(weights, f"{prefix}.mlp.gate_up_proj", gate_up, config.hidden_size),
-        down=_linear(weights, f"{prefix}.mlp.down_proj", {f"{prefix}.mlp.down_proj": config.hidden_size}, config.intermediate_size),
+        gate_up=_linear(weights, site + 2, f"{prefix}.mlp.gate_up_proj", gate_up, config.hidden_size),
+        down=_linear(weights, site + 3, f"{prefix}.mlp.down_proj", {f"{prefix}.mlp.down_proj": config.hidden_size}, config.intermediate_size),
     )
 
 
-def _linear(weights: Weights, name: str, modules: dict[str, int], in_features: int, *, bias: bool = False) -> Linear:
+def _linear(weights: Weights, index: int, name: str, modules: dict[str, int], in_features: int, *, bias: bool = False) -> Linear:
     """`modules` maps each canonical module to its rows in the fused weight, in order."""
     slices, start = [], 0
     for module, rows in modules.items():
         slices.append(LoraSlice(module, start, start + rows))
         start += rows
     return Linear(
-        site=LoraSite(name, in_features, tuple(slices)),
+        site=LoraSite(index, name, in_features, tuple(slices)),
         weight=_rows(weights, [f"{module}.weight" for module in modules], list(modules.values()), in_features),
         bias=_rows(weights, [f"{module}.bias" for module in modules], list(modules.values())) if bias else None,
     )

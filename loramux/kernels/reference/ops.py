@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from loramux.kernels.ops import AttentionBatch, LoraTerm
+from loramux.kernels.ops import AttentionBatch, LoraShape, LoraSlots
 from loramux.kernels.reference.apply_bitmask import apply_bitmask
 from loramux.kernels.reference.kv_cache import write_kv
 from loramux.kernels.reference.linear import linear
-from loramux.kernels.reference.lora import lora
+from loramux.kernels.reference.lora import ReferenceLoraSlots
 from loramux.kernels.reference.paged_attention import AttentionPlan, paged_attention, plan_attention
 from loramux.kernels.reference.rms_norm import rms_norm
 from loramux.kernels.reference.rope import rope
@@ -51,8 +49,8 @@ class ReferenceOps:
     ) -> torch.Tensor:
         return paged_attention(q, k_cache, v_cache, self._plan(batch, k_cache.shape[1], window), scale)
 
-    def lora(self, y: torch.Tensor, x: torch.Tensor, terms: Sequence[LoraTerm]) -> None:
-        lora(y, x, terms)
+    def lora_slots(self, shape: LoraShape, num_slots: int, max_rank: int) -> LoraSlots:
+        return ReferenceLoraSlots()
 
     def apply_bitmask(self, logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
         apply_bitmask(logits, bitmask, rows)
