@@ -59,11 +59,12 @@ def build_core(config: EngineConfig, fetch_adapter: FetchAdapter, wake: Callable
         max_loras=config.max_loras,
         max_num_seqs=config.max_num_seqs,
     )
-    runner = ModelRunner(model, ops, num_blocks=num_blocks, max_num_seqs=config.max_num_seqs)
+    slots = ops.lora_slots(model.lora_shape, config.max_loras, config.max_lora_rank)
+    runner = ModelRunner(model, ops, slots, num_blocks=num_blocks, max_num_seqs=config.max_num_seqs)
 
     def load_adapter(digest: str) -> HostAdapter:
         adapter_config, tensors = fetch_adapter(digest)
-        return load_host_adapter(digest, adapter_config, tensors, model.sites, model.modules, model.dtype)
+        return load_host_adapter(digest, adapter_config, tensors, model, slots)
 
     tokenizer = Tokenizer.from_file(str(checkpoint.files_dir / "tokenizer.json"))
     return EngineCore(

@@ -124,8 +124,8 @@ class LoraSlots(Protocol):
     def prepare(self, weights: AdapterWeights) -> AdapterWeights:
         """The weights in the form that `plan` takes, made once when the adapter is loaded."""
 
-    def num_pages_of(self, rank: int) -> int:
-        """Pages that an adapter of this largest rank takes."""
+    def num_pages_of(self, weights: AdapterWeights) -> int:
+        """Pages that the adapter takes."""
 
     def plan(self, rows: Sequence[SlotRows]) -> LoraPlan:
         """For one batch; rows are disjoint and in order. Moves what a slot does not hold yet to the device."""

@@ -9,41 +9,36 @@ import torch
 
 from loramux.adapters.binding import BoundModule, bind
 from loramux.adapters.peft_config import read_config, read_keys
-from loramux.adapters.peft_tensors import AdapterTensor, pair_tensors, read_tensors
-from loramux.adapters.types import ModuleShape
+from loramux.adapters.peft_tensors import pair_tensors, read_tensors
 from loramux.errors import AdapterInvalid
-from loramux.kernels.ops import SliceWeights
-from loramux.lora.types import HostAdapter, LoraSite, LoraSlice, SiteWeights
+from loramux.kernels.ops import AdapterWeights, EmbeddingWeights, LoraSlots, SiteWeights, SliceWeights
+from loramux.lora.buffer import Area, HostBuffer
+from loramux.lora.fold import fold
+from loramux.lora.types import HostAdapter, LoraBase, LoraSite, LoraSlice
 
-_ALIGNMENT_BYTES = 64
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
+def load_host_adapter(digest: str, config: bytes, tensors: bytes, base: LoraBase, slots: LoraSlots) -> HostAdapter:
+    """Repack an adapter for a model, in the model's dtype.
 
-def load_host_adapter(
-    digest: str,
-    config: bytes,
-    tensors: bytes,
-    sites: Sequence[LoraSite],
-    modules: Mapping[str, ModuleShape],
-    dtype: torch.dtype,
-) -> HostAdapter:
-    """Repack an adapter for the model that has these sites and modules, in the model's dtype.
-
-    All matrices lie in one buffer, each contiguous and aligned to 64 bytes. The scale is multiplied into B in float32, before the
-    cast. Raises `AdapterInvalid` if a tensor has no place in the model; the gateway has validated the rest.
+    All matrices and vectors lie in one buffer. Scale and DoRA's gain are multiplied into B in float32, before the cast. Raises
+    `AdapterInvalid` if a tensor has no place in the model; the gateway has validated the rest.
     """
-    bound = _bind(config, tensors, modules)
-    present = [_present(site, bound) for site in sites]
+    bound = _bind(config, tensors, base)
+    present = [_present(site, bound) for site in base.sites]
+    embedding = next((module for module in bound.values() if module.kind == "embedding"), None)
     _check_all_placed(bound, present)
-    buffer = _Buffer(sum(_num_elements(site, dtype) for site in present), dtype)
-    packed = {site.name: _pack(site, buffer) for site in present if site.parts}
-    return HostAdapter(digest, max(module.rank for module in bound.values()), buffer.num_bytes, packed)
+    rank = max(module.rank for module in bound.values())
+    buffer = HostBuffer(sum(area.num_bytes for area in _areas(present, embedding, base)))
+    weights = AdapterWeights(
+        tuple(_site_weights(site, base, buffer) if site.parts else None for site in present),
+        _embedding_weights(embedding, base, buffer) if embedding else None,
+    )
+    return HostAdapter(digest, rank, buffer.num_bytes, slots.num_pages_of(weights), slots.prepare(weights))
 
 
 class _PresentSite(NamedTuple):
     """A site with those of its slices that the adapter changes."""
 
-    name: str
     in_features: int
     parts: tuple[tuple[LoraSlice, BoundModule], ...]
 
@@ -52,26 +47,9 @@ class _PresentSite(NamedTuple):
         return sum(module.rank for _, module in self.parts)
 
 
-class _Buffer:
-    """Hands out aligned matrices of one allocation."""
-
-    def __init__(self, num_elements: int, dtype: torch.dtype) -> None:
-        self._flat = torch.zeros(num_elements + _ALIGNMENT_BYTES // dtype.itemsize, dtype=dtype)
-        self._next = -(self._flat.data_ptr() // dtype.itemsize) % (_ALIGNMENT_BYTES // dtype.itemsize)
-
-    @property
-    def num_bytes(self) -> int:
-        return self._flat.nbytes
-
-    def take(self, num_rows: int, num_columns: int) -> torch.Tensor:
-        start, count = self._next, num_rows * num_columns
-        self._next += _padded(count, self._flat.dtype)
-        return self._flat[start : start + count].view(num_rows, num_columns)
-
-
-def _bind(config: bytes, tensors: bytes, modules: Mapping[str, ModuleShape]) -> dict[str, BoundModule]:
+def _bind(config: bytes, tensors: bytes, base: LoraBase) -> dict[str, BoundModule]:
     pairing = pair_tensors(read_tensors(tensors))
-    binding = bind(read_config(read_keys(config)), pairing.pairs, modules)
+    binding = bind(read_config(read_keys(config)), pairing.pairs, base.modules)
     errors = (*pairing.errors, *binding.errors)
     if errors or not binding.modules:
         raise AdapterInvalid(errors[0] if errors else "the adapter has no tensors")
@@ -79,39 +57,58 @@ def _bind(config: bytes, tensors: bytes, modules: Mapping[str, ModuleShape]) -> 
 
 
 def _present(site: LoraSite, bound: Mapping[str, BoundModule]) -> _PresentSite:
-    parts = tuple((each, bound[each.module]) for each in site.slices if each.module in bound)
-    return _PresentSite(site.name, site.in_features, parts)
+    return _PresentSite(site.in_features, tuple((each, bound[each.module]) for each in site.slices if each.module in bound))
 
 
 def _check_all_placed(bound: Mapping[str, BoundModule], present: Sequence[_PresentSite]) -> None:
     placed = {each.module for site in present for each, _ in site.parts}
-    if missing := sorted(bound.keys() - placed):
+    missing = sorted(name for name, module in bound.items() if module.kind == "linear" and name not in placed)
+    if missing:
         raise AdapterInvalid(f"{missing[0]}: the model has no place for an adapter there")
 
 
-def _pack(site: _PresentSite, buffer: _Buffer) -> SiteWeights:
-    a = buffer.take(site.num_ranks, site.in_features)
+def _areas(present: Sequence[_PresentSite], embedding: BoundModule | None, base: LoraBase) -> list[Area]:
+    """Of everything that will be taken from the buffer."""
+    areas = []
+    for site in present:
+        areas.append(Area((site.num_ranks, site.in_features), base.dtype))
+        for part, module in site.parts:
+            areas += _slice_areas(module, part.out_end - part.out_start, base)
+    if embedding:
+        shape = base.modules[embedding.module]
+        areas.append(Area((shape.in_features, embedding.rank), base.dtype))
+        areas += _slice_areas(embedding, shape.out_features, base)
+    return areas
+
+
+def _slice_areas(module: BoundModule, num_outputs: int, base: LoraBase) -> list[Area]:
+    """Of B, and as many vectors as there may be."""
+    vector = Area((num_outputs,), torch.float32)
+    num_vectors = 2 if module.magnitude or module.lora_bias or module.bias else 0
+    return [Area((module.rank, num_outputs), base.dtype), *[vector] * num_vectors]
+
+
+def _site_weights(site: _PresentSite, base: LoraBase, buffer: HostBuffer) -> SiteWeights:
+    a = buffer.take(Area((site.num_ranks, site.in_features), base.dtype))
     slices, rank_start = [], 0
-    for each, module in site.parts:
+    for part, module in site.parts:
         rank_end = rank_start + module.rank
-        a[rank_start:rank_end].copy_(_float32(module.a))
-        b = buffer.take(each.out_end - each.out_start, module.rank)
-        b.copy_(_float32(module.b).mul(module.scale))
-        slices.append(SliceWeights(rank_start, rank_end, each.out_start, each.out_end, b))
+        folded = fold(module, base)
+        a[rank_start:rank_end] = folded.a
+        b = buffer.take(Area((module.rank, part.out_end - part.out_start), base.dtype)).copy_(folded.b.t())
+        gain, shift = _taken(folded.gain, buffer), _taken(folded.shift, buffer)
+        slices.append(SliceWeights(rank_start, rank_end, part.out_start, part.out_end, b, gain, shift))
         rank_start = rank_end
     return SiteWeights(a, tuple(slices))
 
 
-def _float32(tensor: AdapterTensor) -> torch.Tensor:
-    flat = torch.frombuffer(tensor.data, dtype=_DTYPES[tensor.dtype])
-    return flat.to(torch.float32).view(tensor.shape)
+def _embedding_weights(module: BoundModule, base: LoraBase, buffer: HostBuffer) -> EmbeddingWeights:
+    folded = fold(module, base)
+    shape = base.modules[module.module]
+    a = buffer.take(Area((shape.in_features, module.rank), base.dtype)).copy_(folded.a.t())
+    b = buffer.take(Area((module.rank, shape.out_features), base.dtype)).copy_(folded.b.t())
+    return EmbeddingWeights(a, b, _taken(folded.gain, buffer))
 
 
-def _num_elements(site: _PresentSite, dtype: torch.dtype) -> int:
-    outs = sum(_padded((each.out_end - each.out_start) * module.rank, dtype) for each, module in site.parts)
-    return _padded(site.num_ranks * site.in_features, dtype) + outs
-
-
-def _padded(num_elements: int, dtype: torch.dtype) -> int:
-    unit = _ALIGNMENT_BYTES // dtype.itemsize
-    return -(-num_elements // unit) * unit
+def _taken(vector: torch.Tensor | None, buffer: HostBuffer) -> torch.Tensor | None:
+    return None if vector is None else buffer.take(Area(tuple(vector.shape), torch.float32)).copy_(vector)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from safetensors.torch import load, save
 
 from loramux.adapters.types import ModuleShape
 from loramux.errors import AdapterInvalid
+from loramux.kernels.reference.lora import ReferenceLoraSlots
 from loramux.lora.load import load_host_adapter
 from loramux.lora.types import HostAdapter, LoraSite, LoraSlice
 from tests.lora.random_adapters import ALL_LINEAR, write_random_adapter
@@ -19,25 +21,45 @@ ATTENTION, MLP = "model.layers.{}.self_attn.", "model.layers.{}.mlp."
 
 
 def _sites(layer: int) -> list[LoraSite]:
-    attention, mlp = ATTENTION.format(layer), MLP.format(layer)
+    attention, mlp, first = ATTENTION.format(layer), MLP.format(layer), 4 * layer
+    qkv = (
+        LoraSlice(attention + "q_proj", 0, HIDDEN),
+        LoraSlice(attention + "k_proj", HIDDEN, HIDDEN + KV),
+        LoraSlice(attention + "v_proj", HIDDEN + KV, HIDDEN + 2 * KV),
+    )
+    gate_up = (LoraSlice(mlp + "gate_proj", 0, INNER), LoraSlice(mlp + "up_proj", INNER, 2 * INNER))
     return [
-        LoraSite(
-            attention + "qkv_proj",
-            HIDDEN,
-            (
-                LoraSlice(attention + "q_proj", 0, HIDDEN),
-                LoraSlice(attention + "k_proj", HIDDEN, HIDDEN + KV),
-                LoraSlice(attention + "v_proj", HIDDEN + KV, HIDDEN + 2 * KV),
-            ),
-        ),
-        LoraSite(attention + "o_proj", HIDDEN, (LoraSlice(attention + "o_proj", 0, HIDDEN),)),
-        LoraSite(mlp + "gate_up_proj", HIDDEN, (LoraSlice(mlp + "gate_proj", 0, INNER), LoraSlice(mlp + "up_proj", INNER, 2 * INNER))),
-        LoraSite(mlp + "down_proj", INNER, (LoraSlice(mlp + "down_proj", 0, HIDDEN),)),
+        LoraSite(first, attention + "qkv_proj", HIDDEN, qkv),
+        LoraSite(first + 1, attention + "o_proj", HIDDEN, (LoraSlice(attention + "o_proj", 0, HIDDEN),)),
+        LoraSite(first + 2, mlp + "gate_up_proj", HIDDEN, gate_up),
+        LoraSite(first + 3, mlp + "down_proj", INNER, (LoraSlice(mlp + "down_proj", 0, HIDDEN),)),
     ]
 
 
-SITES = [site for layer in range(2) for site in _sites(layer)]
-MODULES = {part.module: ModuleShape(site.in_features, part.out_end - part.out_start) for site in SITES for part in site.slices}
+SITES = tuple(site for layer in range(2) for site in _sites(layer))
+
+
+@dataclass(frozen=True)
+class Base:
+    """A model that is only its layers' sizes; implements `LoraBase`."""
+
+    sites: tuple[LoraSite, ...] = SITES
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def modules(self) -> dict[str, ModuleShape]:
+        return {part.module: ModuleShape(site.in_features, part.out_end - part.out_start) for site in SITES for part in site.slices}
+
+    def module_weight(self, module: str) -> torch.Tensor:
+        shape = self.modules[module]
+        return torch.ones(shape.out_features, shape.in_features, dtype=self.dtype)
+
+    def module_bias(self, module: str) -> torch.Tensor | None:
+        return None
+
+
+def load_adapter(digest: str, contents: tuple[bytes, bytes], base: Base | None = None) -> HostAdapter:
+    return load_host_adapter(digest, *contents, base or Base(), ReferenceLoraSlots())
 
 
 @pytest.fixture
@@ -56,10 +78,10 @@ def deltas(adapter: HostAdapter) -> dict[str, torch.Tensor]:
     """B A of every module, from the packed form."""
     found = {}
     for site in SITES:
-        weights = adapter.sites.get(site.name)
+        weights = adapter.weights.sites[site.index]
         for part in weights.slices if weights else ():
             (module,) = [each.module for each in site.slices if (each.out_start, each.out_end) == (part.out_start, part.out_end)]
-            found[module] = part.b.float() @ weights.a[part.rank_start : part.rank_end].float() if weights else torch.empty(0)
+            found[module] = part.b.float().T @ weights.a[part.rank_start : part.rank_end].float() if weights else torch.empty(0)
     return found
 
 
@@ -73,7 +95,7 @@ def expected(tensors: bytes, scale: float) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("rslora", [False, True])
 def test_the_packed_form_is_the_adapter(model_dir: Path, tmp_path: Path, modules: tuple[str, ...], rslora: bool) -> None:
     contents = read(write_random_adapter(tmp_path / "a", model_dir, rank=4, modules=modules, rslora=rslora, alpha=12, seed=1))
-    adapter = load_host_adapter("sha256:x", *contents, SITES, MODULES, torch.float32)
+    adapter = load_adapter("sha256:x", contents)
     want = expected(contents[1], 12 / 2 if rslora else 12 / 4)
     got = deltas(adapter)
     assert got.keys() == want.keys()
@@ -85,8 +107,8 @@ def test_the_packed_form_is_the_adapter(model_dir: Path, tmp_path: Path, modules
 def test_one_aligned_buffer(model_dir: Path, tmp_path: Path) -> None:
     contents = read(write_random_adapter(tmp_path / "a", model_dir, rank=3, modules=ALL_LINEAR, seed=1))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        adapter = load_host_adapter("", *contents, SITES, MODULES, dtype)
-        matrices = [m for weights in adapter.sites.values() for m in (weights.a, *(part.b for part in weights.slices))]
+        adapter = load_adapter("", contents, Base(dtype=dtype))
+        matrices = [m for weights in adapter.weights.sites if weights for m in (weights.a, *(part.b for part in weights.slices))]
         assert len({matrix.untyped_storage().data_ptr() for matrix in matrices}) == 1
         assert all(matrix.is_contiguous() and matrix.data_ptr() % 64 == 0 and matrix.dtype == dtype for matrix in matrices)
         assert adapter.num_bytes == matrices[0].untyped_storage().nbytes()
@@ -100,11 +122,12 @@ def test_every_stored_dtype_and_the_scale_before_the_cast(model_dir: Path, tmp_p
     directory = write_random_adapter(tmp_path / "a", model_dir, rank=4, modules=("q_proj",), alpha=5, seed=2)
     config, tensors = read(directory)
     cast = {name: tensor.to(stored) for name, tensor in load(tensors).items()}
-    adapter = load_host_adapter("", config, save(cast), SITES, MODULES, torch.bfloat16)
-    weights = adapter.sites["model.layers.0.self_attn.qkv_proj"]
+    adapter = load_adapter("", (config, save(cast)), Base(dtype=torch.bfloat16))
+    weights = adapter.weights.sites[0]
+    assert weights is not None
     name = "base_model.model.model.layers.0.self_attn.q_proj.lora_{}.weight"
     assert torch.equal(weights.a, cast[name.format("A")].to(torch.bfloat16))
-    assert torch.equal(weights.slices[0].b, (cast[name.format("B")].float() * 1.25).to(torch.bfloat16))
+    assert torch.equal(weights.slices[0].b, (cast[name.format("B")].float() * 1.25).to(torch.bfloat16).T)
 
 
 def test_patterns_and_partial_layers(model_dir: Path, tmp_path: Path) -> None:
@@ -112,8 +135,8 @@ def test_patterns_and_partial_layers(model_dir: Path, tmp_path: Path) -> None:
         write_random_adapter(tmp_path / "a", model_dir, rank=4, modules=("q_proj", "v_proj"), layers=(1,), alpha=8, seed=3)
     )
     changed = json.loads(config) | {"r": 2, "rank_pattern": {"q_proj": 4, "layers.1.self_attn.v_proj": 4}, "alpha_pattern": {"v_proj": 2}}
-    adapter = load_host_adapter("", json.dumps(changed).encode(), tensors, SITES, MODULES, torch.float32)
-    assert set(adapter.sites) == {"model.layers.1.self_attn.qkv_proj"}
+    adapter = load_adapter("", (json.dumps(changed).encode(), tensors))
+    assert [index for index, weights in enumerate(adapter.weights.sites) if weights] == [4]
     plain, got = expected(tensors, 1.0), deltas(adapter)
     for module, scale in (("model.layers.1.self_attn.q_proj", 2.0), ("model.layers.1.self_attn.v_proj", 0.5)):
         torch.testing.assert_close(got[module], scale * plain[module], rtol=1e-5, atol=1e-5)
@@ -122,9 +145,9 @@ def test_patterns_and_partial_layers(model_dir: Path, tmp_path: Path) -> None:
 def test_what_has_no_place_is_refused(model_dir: Path, tmp_path: Path) -> None:
     contents = read(write_random_adapter(tmp_path / "a", model_dir, rank=4, modules=("q_proj", "down_proj"), seed=4))
     with pytest.raises(AdapterInvalid, match="no place"):
-        load_host_adapter("", *contents, SITES[:1] + SITES[4:], MODULES, torch.float32)
+        load_adapter("", contents, Base(sites=SITES[:1] + SITES[4:]))
     wide = read(write_random_adapter(tmp_path / "b", model_dir, rank=4, modules=("q_proj",), seed=4, in_features_delta=8))
     with pytest.raises(AdapterInvalid, match="q_proj"):
-        load_host_adapter("", *wide, SITES, MODULES, torch.float32)
+        load_adapter("", wide)
     with pytest.raises(AdapterInvalid):
-        load_host_adapter("", contents[0], save({}), SITES, MODULES, torch.float32)
+        load_adapter("", (contents[0], save({})))

@@ -13,10 +13,11 @@ from typing import NamedTuple
 import torch
 
 from loramux.engine.checkpoint import open_checkpoint
-from loramux.engine.model.decoder import DecoderModel
+from loramux.engine.model.decoder import DecoderModel, StepLora
 from loramux.engine.model.load import load_model
-from loramux.kernels.ops import AttentionBatch
-from loramux.kernels.reference.ops import ReferenceOps
+from loramux.kernels.ops import AttentionBatch, LoraSlots
+from loramux.kernels.select import select_ops
+from loramux.lora.batch import picked_rows, slot_rows
 from loramux.lora.types import HostAdapter, LoraSegment
 
 BLOCK_SIZE = 32
@@ -45,6 +46,7 @@ class Harness:
 
     def __init__(self, model: DecoderModel, num_blocks: int = 256) -> None:
         self.model = model
+        self.slots = lora_slots(model)
         self._kv = model.new_kv_caches(num_blocks, BLOCK_SIZE)
         self._free = list(range(num_blocks))
 
@@ -57,8 +59,6 @@ class Harness:
 
     def step(self, runs: Iterable[Run], *, all_rows: bool = False) -> list[torch.Tensor]:
         """One forward over all runs. Per run the logits [num_tokens, V] of all its rows, or [1, V] of the last."""
-        from loramux.lora.batch import lora_terms
-
         runs = list(runs)
         starts = [0]
         token_ids: list[int] = []
@@ -73,7 +73,7 @@ class Harness:
             slots += [sequence.blocks[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in span]
             tables[row, : len(sequence.blocks)] = torch.tensor(sequence.blocks)
             if sequence.adapter is not None:
-                segments.append(LoraSegment(starts[-1], starts[-1] + num_tokens, sequence.adapter))
+                segments.append(LoraSegment(starts[-1], starts[-1] + num_tokens, row, (), sequence.adapter))
             starts.append(starts[-1] + num_tokens)
             sequence.num_done = span.stop
         device = self.model.device
@@ -86,14 +86,22 @@ class Harness:
             torch.tensor(positions, device=device),
             self._kv,
             batch,
-            lora_terms(segments) if segments else {},
+            self._lora(segments, rows),
             torch.tensor(rows, device=device),
         )
         return list(logits.split([run.num_tokens if all_rows else 1 for run in runs]))
 
+    def _lora(self, segments: list[LoraSegment], logit_rows: list[int]) -> StepLora | None:
+        rows = slot_rows(segments)
+        return StepLora(self.slots.plan(rows), self.slots.plan(picked_rows(rows, logit_rows))) if rows else None
+
 
 def open_model(model: Path, cache_dir: Path, dtype: str = "float32") -> DecoderModel:
-    return load_model(open_checkpoint(str(model), cache_dir), "cpu", dtype, ReferenceOps())
+    return load_model(open_checkpoint(str(model), cache_dir), "cpu", dtype, select_ops("cpu"))
+
+
+def lora_slots(model: DecoderModel) -> LoraSlots:
+    return select_ops("cpu").lora_slots(model.lora_shape, 8, 128)
 
 
 def logits(

@@ -20,7 +20,7 @@ from loramux.engine.model.decoder import DecoderModel
 from loramux.lora.load import load_host_adapter
 from loramux.lora.types import HostAdapter
 from tests.checkpoints import save_model, save_tokenizer
-from tests.parity.harness import greedy, logits, open_model
+from tests.parity.harness import greedy, logits, lora_slots, open_model
 from tests.parity.test_model import SIZES, llama
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -116,7 +116,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         tensors = (directories[name] / "adapter_model.safetensors").read_bytes()
         reports[name] = validate(config, tensors, _describe(model, checkpoint))
         digest = content_digest(config, tensors)
-        adapters[name] = load_host_adapter(digest, config, tensors, model.sites, model.modules, model.dtype)
+        adapters[name] = load_host_adapter(digest, config, tensors, model, lora_slots(model))
     yield Served(model, directories, reports, adapters, checkpoint)
 
 

@@ -92,7 +92,9 @@ def _layer(weights: Weights, config: ModelConfig, index: int) -> Layer:
         o=_linear(weights, site + 1, f"{attention}.o_proj", {f"{attention}.o_proj": config.hidden_size}, query_size, bias=config.o_bias),
         post_attention_norm=weights.take(f"{prefix}.post_attention_layernorm.weight", config.hidden_size),
         gate_up=_linear(weights, site + 2, f"{prefix}.mlp.gate_up_proj", gate_up, config.hidden_size),
-        down=_linear(weights, site + 3, f"{prefix}.mlp.down_proj", {f"{prefix}.mlp.down_proj": config.hidden_size}, config.intermediate_size),
+        down=_linear(
+            weights, site + 3, f"{prefix}.mlp.down_proj", {f"{prefix}.mlp.down_proj": config.hidden_size}, config.intermediate_size
+        ),
     )
 
 

@@ -13,9 +13,7 @@ def lora(y: torch.Tensor, x: torch.Tensor, weights: SiteWeights) -> None:
     """Change y [T, out] in place; x [T, in_features]. Computed in float32, rounded once."""
     shrunk = x.float() @ weights.a.float().t()
     for part in weights.slices:
-        _change(
-            y[:, part.out_start : part.out_end], shrunk[:, part.rank_start : part.rank_end] @ part.b.float(), part.gain, part.shift
-        )
+        _change(y[:, part.out_start : part.out_end], shrunk[:, part.rank_start : part.rank_end] @ part.b.float(), part.gain, part.shift)
 
 
 def lora_embedding(y: torch.Tensor, token_ids: torch.Tensor, weights: EmbeddingWeights) -> None:
@@ -54,7 +52,7 @@ class ReferenceLoraSlots:
     def prepare(self, weights: AdapterWeights) -> AdapterWeights:
         return weights
 
-    def num_pages_of(self, rank: int) -> int:
+    def num_pages_of(self, weights: AdapterWeights) -> int:
         return 0
 
     def plan(self, rows: Sequence[SlotRows]) -> ReferenceLoraPlan:
