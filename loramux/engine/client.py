@@ -7,8 +7,8 @@ import logging
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any, Literal
 
 import zmq
 import zmq.asyncio
@@ -17,8 +17,11 @@ from loramux.engine.protocol import (
     HEARTBEAT_S,
     Abort,
     AdapterBytes,
+    DropAdapter,
     Hello,
     NeedAdapter,
+    PlaceAdapter,
+    Placed,
     Shutdown,
     StepOutput,
     Submit,
@@ -28,7 +31,7 @@ from loramux.engine.protocol import (
     decode_to_gateway,
     encode,
 )
-from loramux.engine.types import EngineInfo, EngineStats, GenerationRequest, RequestEnd, TokenDelta
+from loramux.engine.types import AdapterResidency, EngineInfo, EngineStats, GenerationRequest, RequestEnd, TokenDelta
 from loramux.errors import EngineFailed, LoramuxError, NoEngine
 
 log = logging.getLogger(__name__)
@@ -121,8 +124,10 @@ class EngineClient:
         self._gateway_id = secrets.token_hex(8)
         self._info: EngineInfo | None = None
         self._stats = EngineStats()
+        self._residency: dict[str, AdapterResidency] = {}
         self._heard_at = 0.0
         self._generations: dict[str, EngineGeneration] = {}
+        self._placements: dict[str, asyncio.Future[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -132,6 +137,10 @@ class EngineClient:
     @property
     def stats(self) -> EngineStats:
         return self._stats
+
+    @property
+    def residency(self) -> Mapping[str, AdapterResidency]:
+        return self._residency
 
     @property
     def num_in_flight(self) -> int:
@@ -146,8 +155,7 @@ class EngineClient:
 
     async def close(self) -> None:
         """Let go of the engine, which aborts what is in flight; that ends with `NoEngine` here."""
-        self._fail_all("the gateway is stopping")
-        self._info = None
+        self._forget_engine("the gateway is stopping")
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -162,6 +170,21 @@ class EngineClient:
         self._generations[request.id] = generation
         return generation
 
+    async def place(self, digest: str, tier: Literal["host", "device"], *, pinned: bool | None = None) -> None:
+        if self._info is None:
+            raise NoEngine("no engine is ready")
+        operation_id = secrets.token_hex(8)
+        placement = self._placements[operation_id] = asyncio.get_running_loop().create_future()
+        self._send(PlaceAdapter(operation_id, digest, tier, pinned))
+        try:
+            await placement
+        finally:
+            self._placements.pop(operation_id, None)
+
+    def drop(self, digest: str) -> None:
+        if self._info is not None:
+            self._send(DropAdapter(digest))
+
     def shut_down(self) -> None:
         """Tell the engine to abort everything and exit."""
         self._send(Shutdown())
@@ -171,12 +194,16 @@ class EngineClient:
 
         A new connection, so that nothing sent to the old engine reaches the new one.
         """
-        self._info = None
-        self._stats = EngineStats()
-        self._fail_all(reason)
+        self._forget_engine(reason)
         self._reader.cancel()
         self._socket.close(linger=0)
         self._connect()
+
+    def _forget_engine(self, reason: str) -> None:
+        self._info = None
+        self._stats = EngineStats()
+        self._residency = {}
+        self._fail_all(reason)
 
     def _connect(self) -> None:
         self._socket: zmq.asyncio.Socket = self._context.socket(zmq.DEALER)
@@ -230,8 +257,11 @@ class EngineClient:
             case Welcome():
                 self._fail_all("the engine has lost the request")
                 self._info = message.info
+                self._residency = {each.digest: each for each in message.residency}
             case NeedAdapter():
                 self._start_task(self._answer(message.digest))
+            case Placed():
+                self._settle_placement(message)
             case StepOutput():
                 self._take(message)
 
@@ -245,7 +275,25 @@ class EngineClient:
         for end in output.ends:
             if generation := self._generations.pop(end.request_id, None):
                 generation._conclude(end)
+        for each in output.residency:
+            self._update_residency(each)
         self._stats = output.stats or self._stats
+
+    def _update_residency(self, residency: AdapterResidency) -> None:
+        if residency.tier == "none" and residency.state == "ready":
+            self._residency.pop(residency.digest, None)
+        else:
+            self._residency[residency.digest] = residency
+
+    def _settle_placement(self, placed: Placed) -> None:
+        """One whose caller no longer waits is ignored."""
+        placement = self._placements.pop(placed.operation_id, None)
+        if placement is None or placement.done():
+            return
+        if placed.failure is None:
+            placement.set_result(None)
+        else:
+            placement.set_exception(LoramuxError.from_failure(placed.failure))
 
     def _generation(self, request_id: str) -> EngineGeneration | None:
         """None, and the engine told, for a request that has ended here without it."""
@@ -268,3 +316,7 @@ class EngineClient:
         for request_id, generation in generations.items():
             self._send(Abort(request_id))
             generation._lose(NoEngine(reason))
+        placements, self._placements = self._placements, {}
+        for placement in placements.values():
+            if not placement.done():
+                placement.set_exception(NoEngine(reason))

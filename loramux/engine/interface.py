@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Protocol
+from collections.abc import AsyncIterator, Mapping
+from typing import Literal, Protocol
 
-from loramux.engine.types import EngineInfo, EngineStats, GenerationRequest, RequestEnd, TokenDelta
+from loramux.engine.types import AdapterResidency, EngineInfo, EngineStats, GenerationRequest, RequestEnd, TokenDelta
 
 
 class Generation(Protocol):
@@ -32,5 +32,22 @@ class Engine(Protocol):
     @property
     def stats(self) -> EngineStats: ...
 
+    @property
+    def residency(self) -> Mapping[str, AdapterResidency]:
+        """By digest, of every adapter that the engine has or loads; empty while no engine is ready."""
+
     def submit(self, request: GenerationRequest) -> Generation:
         """Raises `NoEngine` if no engine is ready."""
+
+    async def place(self, digest: str, tier: Literal["host", "device"], *, pinned: bool | None = None) -> None:
+        """Return once the adapter is in the tier. A pin keeps it there; None leaves the pin as it is, False takes it away.
+
+        Raises what the engine failed with; `Conflict` if pins would leave no room for other adapters, or the adapter was dropped
+        meanwhile; `NoEngine` if no engine is ready, or it is lost.
+        """
+
+    def drop(self, digest: str) -> None:
+        """Unpin the adapter, and free it on the device and in host memory once no request uses it. Nothing happens without an engine.
+
+        The bytes on disk are the gateway's: an engine shares its gateway's directory.
+        """

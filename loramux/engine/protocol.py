@@ -6,9 +6,12 @@ for `GATEWAY_TIMEOUT_S`. Per step an engine sends each gateway at most one `Step
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
-from loramux.engine.types import EngineInfo, EngineStats, GenerationRequest, RequestEnd, TokenDelta
+from loramux.engine.types import AdapterResidency, EngineInfo, EngineStats, GenerationRequest, RequestEnd, TokenDelta
+from loramux.errors import Failure
 
 HEARTBEAT_S = 2.0
 GATEWAY_TIMEOUT_S = 15.0
@@ -39,30 +42,57 @@ class AdapterBytes(msgspec.Struct, frozen=True, tag=True):
     """adapter_model.safetensors"""
 
 
+class PlaceAdapter(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """Bring an adapter to a tier; answered with `Placed`."""
+
+    operation_id: str
+    digest: str
+    tier: Literal["host", "device"]
+    pinned: bool | None = None
+    """Keep it in the tier; False takes the pin away, None leaves it as it is."""
+
+
+class DropAdapter(msgspec.Struct, frozen=True, tag=True):
+    """Unpin an adapter, and free it on the device and in host memory once no request uses it."""
+
+    digest: str
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Finish nothing more: end every request as aborted and exit 0."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag=True):
     info: EngineInfo
+    residency: tuple[AdapterResidency, ...] = ()
+    """Of every adapter that is there, or on its way."""
 
 
 class NeedAdapter(msgspec.Struct, frozen=True, tag=True):
     digest: str
 
 
+class Placed(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
+    """The adapter is where `PlaceAdapter` wanted it, or why not."""
+
+    operation_id: str
+    failure: Failure | None = None
+
+
 class StepOutput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
-    """Everything that happened to one gateway's requests since the last one."""
+    """Everything that happened to one gateway's requests, and to the engine's adapters, since the last one."""
 
     admitted: tuple[str, ...] = ()
     """Requests whose grammar is compiled and whose adapter is in host memory: the HTTP status is 200 from here on."""
     deltas: tuple[TokenDelta, ...] = ()
     ends: tuple[RequestEnd, ...] = ()
+    residency: tuple[AdapterResidency, ...] = ()
+    """What has changed, the same for every gateway."""
     stats: EngineStats | None = None
 
 
-ToEngine = Hello | Submit | Abort | AdapterBytes | Shutdown
-ToGateway = Welcome | NeedAdapter | StepOutput
+ToEngine = Hello | Submit | Abort | AdapterBytes | PlaceAdapter | DropAdapter | Shutdown
+ToGateway = Welcome | NeedAdapter | Placed | StepOutput
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -127,6 +127,22 @@ class EngineInfo(msgspec.Struct, frozen=True):
     max_num_seqs: int
 
 
+class AdapterResidency(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Where an engine has an adapter. Sent when it changes; tier none and state ready mean that it is gone."""
+
+    digest: str
+    tier: Literal["none", "host", "device"]
+    """The highest that holds it; what is on the device is in host memory too."""
+    state: Literal["ready", "loading", "draining"] = "ready"
+    """loading: on its way to host memory. draining: dropped, and still used by running requests."""
+    pinned: bool = False
+    """By the operator, in its tier or above."""
+    num_bytes: int = 0
+    """In host memory; 0 until it is loaded."""
+    rank: int = 0
+    """0 until it is loaded."""
+
+
 class EngineStats(msgspec.Struct, frozen=True):
     """Gauges and counters of an engine, published about once a second and on request."""
 
@@ -136,9 +152,11 @@ class EngineStats(msgspec.Struct, frozen=True):
     """Held by sequences; cached blocks that nobody holds count as free."""
     num_blocks_cached: int = 0
     num_slots_used: int = 0
-    """Held by running sequences."""
+    """Held by running sequences, or reserved for waiting ones."""
     num_host_adapters: int = 0
     host_adapter_bytes: int = 0
+    num_adapters_loading: int = 0
+    """On their way to host memory."""
     num_grammars: int = 0
     """Matchers held by sequences."""
     num_steps: int = 0
@@ -146,3 +164,9 @@ class EngineStats(msgspec.Struct, frozen=True):
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0
     num_preemptions: int = 0
+    num_adapter_loads: int = 0
+    """Into host memory, the failed ones not counted."""
+    num_adapter_evictions: int = 0
+    """From host memory: for room, or because the adapter was dropped."""
+    num_slot_turns: int = 0
+    """Slots taken from an adapter in use, for one that had waited."""
