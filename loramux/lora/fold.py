@@ -48,7 +48,8 @@ def _gain(module: BoundModule, a: torch.Tensor, scaled_b: torch.Tensor, base: Lo
         return None
     weight = base.module_weight(module.module).to("cpu", torch.float32)
     weight = weight.t() if module.kind == "embedding" else weight
-    gain = _float32(module.magnitude).flatten() / torch.linalg.vector_norm(torch.addmm(weight, scaled_b, a), dim=1)
+    norm: torch.Tensor = torch.linalg.vector_norm(torch.addmm(weight, scaled_b, a), dim=1)
+    gain = _float32(module.magnitude).flatten() / norm
     if not bool(gain.isfinite().all()):
         raise AdapterInvalid(f"{module.module}: DoRA divides by the norm of a weight that is zero")
     return gain

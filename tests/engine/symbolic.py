@@ -14,6 +14,7 @@ from loramux.engine.plan import Chunk, SampledToken, StepPlan, StepResult
 from loramux.engine.prefix import BLOCK_SIZE, root_key
 from loramux.engine.sequence import RequestState
 from loramux.engine.types import GenerationRequest, SamplingParams, TokenLogprob
+from loramux.kernels.ops import AdapterWeights
 from loramux.lora.types import HostAdapter
 
 VOCAB = 7
@@ -47,7 +48,7 @@ def make_state(request: GenerationRequest, arrival: int) -> RequestState:
     return RequestState(
         request=request,
         arrival=arrival,
-        adapter=None if digest is None else HostAdapter(digest=digest, rank=1, num_bytes=1, sites={}),
+        adapter=None if digest is None else HostAdapter(digest=digest, rank=1, num_bytes=1, num_pages=0, weights=AdapterWeights(())),
         grammar=None,
         root=root_key(BASE_DIGEST, digest, request.salt),
         stop_ids=frozenset(request.sampling.stop_token_ids),

@@ -47,7 +47,7 @@ class ReferenceLoraPlan:
 class ReferenceLoraSlots:
     """Implements `kernels.ops.LoraSlots`: a slot refers to the weights where they are."""
 
-    num_pages = None
+    num_pages: int | None = None
 
     def prepare(self, weights: AdapterWeights) -> AdapterWeights:
         return weights
