@@ -71,7 +71,7 @@ class AdapterWeights:
     """One adapter, bound to one model."""
 
     sites: tuple[SiteWeights | None, ...]
-    """By the site's index; None where the adapter changes nothing."""
+    """By the site's number; None where the adapter changes nothing."""
     embedding: EmbeddingWeights | None = None
 
 

@@ -25,7 +25,7 @@ class LoraSlice(NamedTuple):
 class LoraSite(NamedTuple):
     """A linear layer of the running model that adapters may change; the model declares its sites."""
 
-    index: int
+    number: int
     """Place among the model's sites."""
     name: str
     """`model.layers.0.self_attn.qkv_proj`: unique, the fused layer's own name."""

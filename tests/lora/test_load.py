@@ -78,7 +78,7 @@ def deltas(adapter: HostAdapter) -> dict[str, torch.Tensor]:
     """B A of every module, from the packed form."""
     found = {}
     for site in SITES:
-        weights = adapter.weights.sites[site.index]
+        weights = adapter.weights.sites[site.number]
         for part in weights.slices if weights else ():
             (module,) = [each.module for each in site.slices if (each.out_start, each.out_end) == (part.out_start, part.out_end)]
             found[module] = part.b.float().T @ weights.a[part.rank_start : part.rank_end].float() if weights else torch.empty(0)

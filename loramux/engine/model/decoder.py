@@ -43,7 +43,7 @@ class Linear:
     def __call__(self, x: torch.Tensor, lora: LoraPlan | None, ops: Ops) -> torch.Tensor:
         y = ops.linear(x, self.weight, self.bias)
         if lora is not None:
-            lora.apply(self.site.index, y, x)
+            lora.apply(self.site.number, y, x)
         return y
 
 

@@ -98,14 +98,14 @@ def _layer(weights: Weights, config: ModelConfig, index: int) -> Layer:
     )
 
 
-def _linear(weights: Weights, index: int, name: str, modules: dict[str, int], in_features: int, *, bias: bool = False) -> Linear:
+def _linear(weights: Weights, number: int, name: str, modules: dict[str, int], in_features: int, *, bias: bool = False) -> Linear:
     """`modules` maps each canonical module to its rows in the fused weight, in order."""
     slices, start = [], 0
     for module, rows in modules.items():
         slices.append(LoraSlice(module, start, start + rows))
         start += rows
     return Linear(
-        site=LoraSite(index, name, in_features, tuple(slices)),
+        site=LoraSite(number, name, in_features, tuple(slices)),
         weight=_rows(weights, [f"{module}.weight" for module in modules], list(modules.values()), in_features),
         bias=_rows(weights, [f"{module}.bias" for module in modules], list(modules.values())) if bias else None,
     )
