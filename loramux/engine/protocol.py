@@ -86,9 +86,9 @@ class StepOutput(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
     """Requests whose grammar is compiled and whose adapter is in host memory: the HTTP status is 200 from here on."""
     deltas: tuple[TokenDelta, ...] = ()
     ends: tuple[RequestEnd, ...] = ()
+    stats: EngineStats | None = None
     residency: tuple[AdapterResidency, ...] = ()
     """What has changed, the same for every gateway."""
-    stats: EngineStats | None = None
 
 
 ToEngine = Hello | Submit | Abort | AdapterBytes | PlaceAdapter | DropAdapter | Shutdown
