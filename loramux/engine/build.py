@@ -23,6 +23,7 @@ from loramux.engine.runner import ModelRunner
 from loramux.engine.types import EngineInfo, GenerationRequest
 from loramux.errors import StartupFailed
 from loramux.grammar.service import WorkerGrammarService
+from loramux.kernels.ops import LoraLimits
 from loramux.kernels.select import select_ops
 from loramux.lora.host_cache import HostCache
 from loramux.lora.load import load_host_adapter
@@ -59,7 +60,7 @@ def build_core(config: EngineConfig, fetch_adapter: FetchAdapter, wake: Callable
         max_loras=config.max_loras,
         max_num_seqs=config.max_num_seqs,
     )
-    slots = ops.lora_slots(model.lora_shape, config.max_loras, config.max_lora_rank)
+    slots = ops.lora_slots(model.lora_shape, _lora_limits(config))
     runner = ModelRunner(model, ops, slots, num_blocks=num_blocks, max_num_seqs=config.max_num_seqs)
 
     def load_adapter(digest: str) -> HostAdapter:
@@ -101,6 +102,15 @@ def _num_blocks(config: EngineConfig, model: DecoderModel) -> int:
     """How many KV blocks the memory budget holds."""
     kv_bytes = config.kv_cache_gib * GIB if config.kv_cache_gib is not None else min(4 * GIB, _memory_bytes() / 8)
     return int(kv_bytes // (model.kv_bytes_per_token() * BLOCK_SIZE))
+
+
+def _lora_limits(config: EngineConfig) -> LoraLimits:
+    return LoraLimits(
+        num_slots=config.max_loras,
+        max_rank=config.max_lora_rank,
+        max_num_tokens=config.max_num_batched_tokens,
+        memory_bytes=None if config.lora_memory_gib is None else int(config.lora_memory_gib * GIB),
+    )
 
 
 def _memory_bytes() -> int:

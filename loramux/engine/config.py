@@ -27,4 +27,6 @@ class EngineConfig(msgspec.Struct, frozen=True):
     max_loras: int = 8
     max_lora_rank: int = 64
     lora_host_gib: float = 2.0
+    lora_memory_gib: float | None = None
+    """Of a device with memory of its own, for adapters; None is room for the largest in every slot."""
     num_threads: int | None = None

@@ -93,6 +93,17 @@ class LoraShape:
     dtype: torch.dtype
 
 
+class LoraLimits(NamedTuple):
+    """What slots are made for."""
+
+    num_slots: int
+    max_rank: int
+    max_num_tokens: int
+    """Of one batch."""
+    memory_bytes: int | None = None
+    """Of the device, shared by all slots; None is room for the largest adapter in each. Not asked where slots take no memory."""
+
+
 class SlotRows(NamedTuple):
     """Rows [start, end) of a batch that the adapter in one slot answers for."""
 
@@ -163,8 +174,8 @@ class Ops(Protocol):
         """Causal attention of q [T, Hq, D] over each sequence's blocks, its own tokens included; `window` tokens back at most.
         -> [T, Hq, D]"""
 
-    def lora_slots(self, shape: LoraShape, num_slots: int, max_rank: int) -> LoraSlots:
-        """The device's slots for adapters of a model."""
+    def lora_slots(self, shape: LoraShape, limits: LoraLimits) -> LoraSlots:
+        """The device's slots for adapters of a model. Raises `StartupFailed` where the memory holds no adapter of the largest rank."""
 
     def apply_bitmask(self, logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
         """logits[rows[i], t] = -inf in place where bit t of bitmask[i] is 0.

@@ -5,13 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loramux.kernels.ops import AdapterWeights, LoraShape, SiteShape, SiteWeights, SliceWeights
+from loramux.kernels.ops import AdapterWeights, LoraLimits, LoraShape, SiteShape, SiteWeights, SliceWeights
 from loramux.kernels.reference.ops import ReferenceOps
 from loramux.lora.batch import picked_rows, slot_rows
 from loramux.lora.types import HostAdapter, LoraSegment
 
 IN, OUT = 6, 10
-SLOTS = ReferenceOps().lora_slots(LoraShape((SiteShape(IN, ((0, 4), (4, 7), (7, 10))),) * 2, 12, IN, torch.float32), 4, 8)
+LIMITS = LoraLimits(num_slots=4, max_rank=8, max_num_tokens=64)
+SLOTS = ReferenceOps().lora_slots(LoraShape((SiteShape(IN, ((0, 4), (4, 7), (7, 10))),) * 2, 12, IN, torch.float32), LIMITS)
 
 
 def site(generator: torch.Generator, rank: int) -> SiteWeights:

@@ -15,7 +15,7 @@ import torch
 from loramux.engine.checkpoint import open_checkpoint
 from loramux.engine.model.decoder import DecoderModel, StepLora
 from loramux.engine.model.load import load_model
-from loramux.kernels.ops import AttentionBatch, LoraSlots
+from loramux.kernels.ops import AttentionBatch, LoraLimits, LoraSlots
 from loramux.kernels.select import select_ops
 from loramux.lora.batch import picked_rows, slot_rows
 from loramux.lora.types import HostAdapter, LoraSegment
@@ -101,7 +101,7 @@ def open_model(model: Path, cache_dir: Path, dtype: str = "float32") -> DecoderM
 
 
 def lora_slots(model: DecoderModel) -> LoraSlots:
-    return select_ops("cpu").lora_slots(model.lora_shape, 8, 128)
+    return select_ops("cpu").lora_slots(model.lora_shape, LoraLimits(num_slots=8, max_rank=128, max_num_tokens=512))
 
 
 def logits(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from loramux.kernels.ops import AttentionBatch, LoraShape, LoraSlots
+from loramux.kernels.ops import AttentionBatch, LoraLimits, LoraShape, LoraSlots
 from loramux.kernels.reference.apply_bitmask import apply_bitmask
 from loramux.kernels.reference.kv_cache import write_kv
 from loramux.kernels.reference.linear import linear
@@ -49,7 +49,7 @@ class ReferenceOps:
     ) -> torch.Tensor:
         return paged_attention(q, k_cache, v_cache, self._plan(batch, k_cache.shape[1], window), scale)
 
-    def lora_slots(self, shape: LoraShape, num_slots: int, max_rank: int) -> LoraSlots:
+    def lora_slots(self, shape: LoraShape, limits: LoraLimits) -> LoraSlots:
         return ReferenceLoraSlots()
 
     def apply_bitmask(self, logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
