@@ -20,10 +20,18 @@ _LEFTOVER_AGE_S = 3600.0
 
 
 class Contents(NamedTuple):
-    """The two files of a PEFT adapter."""
+    """The two files of a PEFT adapter that are served."""
 
     config: bytes
     tensors: bytes
+
+
+class AdapterFiles(NamedTuple):
+    """What a source or an upload has of an adapter."""
+
+    contents: Contents
+    added_tokens: bytes | None = None
+    """`added_tokens.json`. Only registration reads it, so it is not stored."""
 
 
 class ContentStore:

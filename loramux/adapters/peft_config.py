@@ -7,7 +7,7 @@ do (lookaround, back-references) is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,6 +22,8 @@ _MAX_PATTERNS = 4096
 _MAX_RANK = 1 << 20
 """Far over any server's limit, which the report tells; a whole number has no bound in JSON, but a scale is made of it."""
 _MAX_ALPHA = 1e9
+_NAMED_ONLY = frozenset({"embed_tokens", "lm_head"})
+"""What peft leaves alone where no module is named."""
 _DEFAULT_RANK = 8
 _DEFAULT_ALPHA = 8
 
@@ -70,37 +72,46 @@ class LoraConfig:
     exclude_modules: str | tuple[str, ...]
     layers_to_transform: frozenset[int] | None
     layers_pattern: tuple[str, ...]
+    use_dora: bool
+    lora_bias: bool
+    bias: str
+    """none, lora_only or all: which of the base's biases the file may replace."""
     _patterns: _Patterns = field(default_factory=_Patterns, compare=False, repr=False)
 
-    def rank_of(self, module: str) -> int:
-        return self._by_pattern(self.rank_pattern, module, self.rank)
+    def rank_of(self, *names: str) -> int:
+        """Of a module, by its name or names: the normal one, and those that its file has for it."""
+        return self._by_pattern(self.rank_pattern, names, self.rank)
 
-    def scale_of(self, module: str) -> float:
-        return self._scale(self._by_pattern(self.alpha_pattern, module, self.alpha), self.rank_of(module))
+    def scale_of(self, *names: str) -> float:
+        return self._scale(self._by_pattern(self.alpha_pattern, names, self.alpha), self.rank_of(*names))
 
     @property
     def default_scale(self) -> float:
         return self._scale(self.alpha, self.rank)
 
-    def targets(self, module: str) -> bool:
-        """Whether peft would put an adapter on this module, by its rule in `tuners_utils.check_target_module_exists`."""
-        if self._named(self.exclude_modules, module):
-            return False
+    def targets(self, *names: str) -> bool:
+        """Whether peft would put an adapter on the module that has these names: targeted by one of them, and excluded by none.
+
+        The rule is that of `tuners_utils.check_target_module_exists`.
+        """
+        return not any(self._named(self.exclude_modules, name) for name in names) and any(map(self._targets, names))
+
+    def _targets(self, name: str) -> bool:
         if self.target_modules is None or self.target_modules == "all-linear":
-            return True
-        if not self._named(self.target_modules, module):
+            return name.rpartition(".")[2] not in _NAMED_ONLY
+        if not self._named(self.target_modules, name):
             return False
-        if isinstance(self.target_modules, str) or module in self.target_modules or not self.layers_to_transform:
+        if isinstance(self.target_modules, str) or name in self.target_modules or not self.layers_to_transform:
             return True
-        return self._layer_of(module) in self.layers_to_transform
+        return self._layer_of(name) in self.layers_to_transform
 
     def _scale(self, alpha: float, rank: int) -> float:
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
-    def _by_pattern(self, pattern_values: Mapping[str, _Number], module: str, default: _Number) -> _Number:
+    def _by_pattern(self, pattern_values: Mapping[str, _Number], modules: Sequence[str], default: _Number) -> _Number:
         """peft's `get_pattern_key`: the first key that matches a whole tail of the name, from a dot on."""
         for pattern, value in pattern_values.items():
-            if self._patterns.match(rf"(.*\.)?({pattern})$", module):
+            if any(self._patterns.match(rf"(.*\.)?({pattern})$", module) for module in modules):
                 return value
         return default
 
@@ -131,6 +142,8 @@ def read_keys(config: bytes) -> dict[str, Any]:
 def read_config(keys: Mapping[str, Any]) -> LoraConfig:
     """The configuration from the keys of its file. Raises `AdapterInvalid` naming the key that has the wrong type or range."""
     layers = keys.get("layers_to_transform")
+    if keys.get("lora_bias") and keys.get("use_dora"):
+        raise AdapterInvalid("adapter_config.json: lora_bias and use_dora exclude each other, in peft too")
     return LoraConfig(
         rank=_positive("r", keys.get("r", _DEFAULT_RANK)),
         alpha=_number("lora_alpha", keys.get("lora_alpha", _DEFAULT_ALPHA)),
@@ -141,6 +154,9 @@ def read_config(keys: Mapping[str, Any]) -> LoraConfig:
         exclude_modules=_names(keys, "exclude_modules") or (),
         layers_to_transform=None if layers is None else frozenset(_layer_indexes(layers)),
         layers_pattern=_as_tuple(_names(keys, "layers_pattern")),
+        use_dora=_typed(keys, "use_dora", bool, False),
+        lora_bias=_typed(keys, "lora_bias", bool, False),
+        bias=_typed(keys, "bias", str, "none"),
     )
 
 

@@ -26,6 +26,8 @@ _APPLIED = frozenset(
     }
 )
 
+_APPLIED_IF_SET = frozenset({"lora_bias", "use_dora"})
+
 _IGNORED = {
     "auto_mapping": "names the class that peft wraps",
     "base_model_name_or_path": "compared with the served base to warn",
@@ -47,17 +49,15 @@ _IGNORED = {
 _REJECTED_UNLESS_EMPTY = {
     "alora_invocation_tokens": "activated LoRA is not supported",
     "arrow_config": "Arrow routing is not supported",
-    "ensure_weight_tying": "adapters of tied embeddings are not supported",
+    "ensure_weight_tying": "adapters that embedding and output layer share are not supported",
     "kasa_config": "KaSA changes the base's weights",
     "layer_replication": "it changes the number of layers",
-    "lora_bias": "a bias on B is not supported",
     "megatron_config": "Megatron layers are not supported",
     "modules_to_save": "replaced modules are not supported",
     "monteclora_config": "MonteCLoRA is not supported",
     "target_parameters": "adapters of bare parameters are not supported",
     "trainable_token_indices": "trained token embeddings are not supported",
     "use_bdlora": "block-diagonal LoRA is not supported",
-    "use_dora": "DoRA is not supported",
     "use_qalora": "QA-LoRA is not supported",
 }
 
@@ -78,6 +78,8 @@ def _judge(key: str, value: Any) -> KeyVerdict:
         return KeyVerdict(key, "ignored", _IGNORED[key])
     if _is_empty(value):
         return KeyVerdict(key, "ignored", "not set")
+    if key in _APPLIED_IF_SET:
+        return KeyVerdict(key, "applied")
     return KeyVerdict(key, "rejected", _REJECTED_UNLESS_EMPTY.get(key, "this key is not known"))
 
 
@@ -88,7 +90,9 @@ def _is_empty(value: Any) -> bool:
 def _judge_bias(value: Any) -> KeyVerdict:
     if value in ("none", None):
         return KeyVerdict("bias", "ignored", "no bias was trained")
-    return KeyVerdict("bias", "rejected", "trained biases are not supported")
+    if value in ("lora_only", "all"):
+        return KeyVerdict("bias", "applied")
+    return KeyVerdict("bias", "rejected", f"{_shown(value)} is not none, lora_only or all")
 
 
 def _judge_init(value: Any) -> KeyVerdict:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from loramux.adapters.contents import Contents
+from loramux.adapters.added_tokens import ADDED_TOKENS_FILE
+from loramux.adapters.contents import AdapterFiles, Contents
 from loramux.adapters.peft_format import CONFIG_FILE, TENSORS_FILE
 from loramux.adapters.peft_tensors import refuse_pickles
 from loramux.errors import AdapterInvalid, InvalidRequest
@@ -23,8 +24,8 @@ class LocalSource:
         self._roots = tuple(root.resolve() for root in roots)
         self._max_bytes = max_bytes
 
-    def read(self, uri: str) -> Contents:
-        """The directory's two files.
+    def read(self, uri: str) -> AdapterFiles:
+        """The directory's files.
 
         Raises `InvalidRequest` if the URI is of another kind, or leads outside the roots (whether anything is there or not);
         `AdapterInvalid` if a file is missing, too large, or a pickle.
@@ -36,7 +37,8 @@ class LocalSource:
             raise AdapterInvalid(f"{uri} is not a directory that can be read: {error.strerror}") from None
         if TENSORS_FILE not in names:
             refuse_pickles(names)
-        return Contents(self._read_file(directory / CONFIG_FILE), self._read_file(directory / TENSORS_FILE))
+        contents = Contents(self._read_file(directory / CONFIG_FILE), self._read_file(directory / TENSORS_FILE))
+        return AdapterFiles(contents, self._read_file(directory / ADDED_TOKENS_FILE) if ADDED_TOKENS_FILE in names else None)
 
     def _resolve(self, path: Path) -> Path:
         try:

@@ -47,6 +47,8 @@ class BaseDescription(msgspec.Struct, frozen=True):
     """Of `model.embed_tokens` and `lm_head`, because peft saves their matrices beside adapters of them: module name to safetensors
     dtype (F32, F16, BF16) to `sha256:<hex>` of the matrix in that dtype, row-major, little-endian. Where the base lacks a module it
     lacks its digests."""
+    added_tokens: dict[str, int] = {}
+    """The tokenizer's added tokens and their ids; an adapter may name them in its added_tokens.json, and no others."""
 
 
 class TensorInfo(msgspec.Struct, frozen=True):
@@ -82,6 +84,7 @@ class RegistrationReport(msgspec.Struct, frozen=True):
     scale: float
     """alpha / r, or alpha / sqrt(r) with rsLoRA, of the configuration's defaults."""
     num_bytes: int
+    """Of the tensors that are applied."""
     keys: tuple[KeyVerdict, ...]
     warnings: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()

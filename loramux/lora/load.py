@@ -9,7 +9,7 @@ import torch
 
 from loramux.adapters.binding import BoundModule, bind
 from loramux.adapters.peft_config import read_config, read_keys
-from loramux.adapters.peft_tensors import pair_tensors, read_tensors
+from loramux.adapters.peft_tensors import group_tensors, read_tensors
 from loramux.errors import AdapterInvalid
 from loramux.kernels.ops import AdapterWeights, EmbeddingWeights, LoraSlots, SiteWeights, SliceWeights
 from loramux.lora.buffer import Area, HostBuffer
@@ -48,9 +48,9 @@ class _PresentSite(NamedTuple):
 
 
 def _bind(config: bytes, tensors: bytes, base: LoraBase) -> dict[str, BoundModule]:
-    pairing = pair_tensors(read_tensors(tensors))
-    binding = bind(read_config(read_keys(config)), pairing.pairs, base.modules)
-    errors = (*pairing.errors, *binding.errors)
+    grouping = group_tensors(read_tensors(tensors))
+    binding = bind(read_config(read_keys(config)), grouping.modules, base.modules)
+    errors = (*grouping.errors, *binding.errors)
     if errors or not binding.modules:
         raise AdapterInvalid(errors[0] if errors else "the adapter has no tensors")
     return {module.module: module for module in binding.modules}

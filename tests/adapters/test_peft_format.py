@@ -68,11 +68,8 @@ def test_what_peft_saves_by_default_is_accepted(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"use_dora": True},
         {"modules_to_save": ["lm_head"]},
-        {"bias": "all"},
-        {"bias": "lora_only"},
-        {"lora_bias": True},
+        {"bias": "some"},
         {"init_lora_weights": "pissa"},
         {"init_lora_weights": "pissa_niter_16"},
         {"init_lora_weights": "olora"},
@@ -216,13 +213,18 @@ def with_tensor(name: str, tensor: np.ndarray, *, instead_of: str | None = None)
 @pytest.mark.parametrize(
     ("name", "shape", "said"),
     [
-        ("base_model.model.lm_head.lora_A.weight", (4, 16), "its B is missing"),
-        ("base_model.model.model.embed_tokens.lora_embedding_A", (4, 16), "not the A or B"),
-        ("base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector.weight", (24,), "not the A or B"),
-        ("base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias", (24,), "not the A or B"),
-        ("model.layers.0.mlp.down_proj.lora_A.weight", (4, 32), "does not begin with"),
-        ("base_model.model.model.layers.0.mlp.down_proj.lora_A.weight", (4, 32, 1), "not a matrix"),
-        ("base_model.model.lm_head.weight", (384, 16), "not the A or B"),
+        ("base_model.model.lm_head.lora_A.weight", (4, 16), "the base has no such module"),
+        ("base_model.model.lm_head.weight", (384, 16), "another matrix than the base's"),
+        ("base_model.model.model.embed_tokens.lora_embedding_A", (4, 384), "the base has no such module"),
+        ("base_model.model.model.layers.0.mlp.down_proj.lora_A.weight", (4, 32), "its B is missing"),
+        ("base_model.model.model.layers.0.mlp.down_proj.lora_B.weight", (16, 4), "its A is missing"),
+        ("base_model.model.model.layers.0.mlp.down_proj.lora_magnitude_vector", (16,), "its A is missing"),
+        ("base_model.model.model.layers.0.mlp.down_proj.base_layer.lora_A.weight", (4, 32), "the base has no such module"),
+        ("base_model.model.model.layers.0.mlp.down_proj.weight", (16, 32), "replaced weights"),
+        ("base_model.model.model.layers.0.mlp.down_proj.lora_A", (4, 32), "not a tensor of LoRA"),
+        ("base_model.model.model.norm.weight", (16,), "not a tensor of LoRA"),
+        ("base_model.model.model.vision_tower.layers.0.self_attn.q_proj.lora_A.weight", (4, 16), "not a tensor of LoRA"),
+        ("v_head.summary.weight", (1, 16), "not a tensor of LoRA"),
     ],
 )
 def test_every_tensor_must_match(name: str, shape: tuple[int, ...], said: str) -> None:
@@ -309,11 +311,14 @@ def test_files_that_are_not_safetensors(tensors: bytes, said: str) -> None:
     assert verdict_of(report, "r") == "applied"
 
 
-def test_the_same_module_twice() -> None:
+def test_two_tensors_for_one_place() -> None:
     tensors = matrices()
     name = f"{PREFIX}{Q0}.lora_A.weight"
-    report = validate(config_bytes(), save({**tensors, name.removeprefix(PREFIX): tensors[name]}), BASE)
-    assert any("twice" in error for error in report.errors)
+    twin = name.removeprefix(PREFIX)
+    assert validate(config_bytes(), save({**tensors, twin: tensors[name]}), BASE) == report_of()
+    for other in (tensors[name] + 1, tensors[name].astype(np.float16), tensors[name].reshape(16, 4)):
+        report = validate(config_bytes(), save({**tensors, twin: other}), BASE)
+        assert any("twice" in error for error in report.errors)
 
 
 @pytest.mark.parametrize("config", [b"", b"[]", b"{", b"\xff", b'{"r": NaN}', b'{"a":' * 50_000, b" " * (1 << 21)])

@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from loramux.adapters.contents import Contents
+from loramux.adapters.contents import AdapterFiles, Contents
 from loramux.adapters.source import LocalSource
 from loramux.errors import AdapterInvalid, InvalidRequest
 from tests.adapters.samples import config_bytes, tensor_bytes
 
 CONTENTS = Contents(config_bytes(), tensor_bytes())
+FILES = AdapterFiles(CONTENTS)
 
 
 def write(directory: Path) -> Path:
@@ -30,19 +31,19 @@ def test_a_directory_under_a_root(root: Path, tmp_path: Path) -> None:
     directory = write(root / "with blank" / "tickets")
     source = LocalSource([tmp_path / "other", root])
     for uri in (str(directory), f"file:{directory}", f"file://{directory}", directory.as_uri(), f"file://localhost{directory}"):
-        assert source.read(uri) == CONTENTS
+        assert source.read(uri) == FILES
 
 
 def test_links_within_the_roots_are_followed(root: Path) -> None:
     write(root / "tickets")
     (root / "link").symlink_to(root / "tickets")
-    assert LocalSource([root]).read(f"file:{root}/link") == CONTENTS
+    assert LocalSource([root]).read(f"file:{root}/link") == FILES
 
 
 def test_a_root_that_is_a_link(root: Path, tmp_path: Path) -> None:
     write(root / "tickets")
     (tmp_path / "alias").symlink_to(root)
-    assert LocalSource([tmp_path / "alias"]).read(f"{tmp_path}/alias/tickets") == CONTENTS
+    assert LocalSource([tmp_path / "alias"]).read(f"{tmp_path}/alias/tickets") == FILES
 
 
 def test_outside_is_the_same_whether_anything_is_there(root: Path, tmp_path: Path) -> None:
@@ -117,4 +118,10 @@ def test_what_is_not_an_adapter(root: Path) -> None:
 def test_a_pickle_beside_safetensors_is_not_read(root: Path) -> None:
     directory = write(root / "both")
     (directory / "optimizer.pt").write_bytes(b"\x80\x04")
-    assert LocalSource([root]).read(str(directory)) == CONTENTS
+    assert LocalSource([root]).read(str(directory)) == FILES
+
+
+def test_added_tokens_are_read_where_they_are(root: Path) -> None:
+    directory = write(root / "tokens")
+    (directory / "added_tokens.json").write_bytes(b"{}")
+    assert LocalSource([root]).read(str(directory)) == AdapterFiles(CONTENTS, b"{}")
