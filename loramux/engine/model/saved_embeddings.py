@@ -16,7 +16,8 @@ def saved_weight_digests(tensor: torch.Tensor) -> dict[str, str]:
     A few rows are cast at a time, so that no whole copy is made. Hashing takes 8 bytes an element in all.
     """
     digests = {name: hashlib.sha256() for name in _DTYPES}
-    for rows in tensor.split(max(1, _CHUNK_ELEMENTS // tensor.shape[1])):
+    num_rows = max(1, _CHUNK_ELEMENTS // tensor.shape[1])
+    for start in range(0, tensor.shape[0], num_rows):
         for name, dtype in _DTYPES.items():
-            digests[name].update(rows.to("cpu", dtype).contiguous().view(torch.uint8).numpy())
+            digests[name].update(tensor[start : start + num_rows].to("cpu", dtype).contiguous().view(torch.uint8).numpy())
     return {name: f"sha256:{digest.hexdigest()}" for name, digest in digests.items()}
