@@ -11,7 +11,7 @@ Free blocks (cached and empty) form one list in the order of reuse: empty ones f
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 
 
@@ -67,6 +67,11 @@ class BlockPool:
     def num_idle(self, blocks: Sequence[int]) -> int:
         """How many of these are on the free list now: holding them takes that many from `num_free`."""
         return sum(1 for block in blocks if not self._counts[block])
+
+    def num_held_only_by(self, tables: Iterable[Sequence[int]]) -> int:
+        """How many blocks would become free if these tables were released."""
+        references = Counter(block for table in tables for block in table)
+        return sum(count == self._counts[block] for block, count in references.items())
 
     def hold(self, blocks: Sequence[int]) -> None:
         """Add one reference to each."""

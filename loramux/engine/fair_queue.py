@@ -53,10 +53,14 @@ class FairQueue(Generic[Item]):
     def push(self, tenant_id: str, priority: int, arrival: int, item: Item) -> None:
         heapq.heappush(self._tenants[tenant_id].waiting, (priority, arrival, next(self._ties), item))
 
-    def remove(self, tenant_id: str, item: Item) -> None:
+    def remove(self, tenant_id: str, item: Item) -> bool:
+        """False if the item does not wait."""
         waiting = self._tenants[tenant_id].waiting
-        waiting[:] = [entry for entry in waiting if entry[3] is not item]
+        others = [entry for entry in waiting if entry[3] is not item]
+        was_waiting = len(others) < len(waiting)
+        waiting[:] = others
         heapq.heapify(waiting)
+        return was_waiting
 
     def charge(self, tenant_id: str, num_tokens: int) -> None:
         """Count tokens served to an active tenant."""

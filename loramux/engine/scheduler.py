@@ -1,8 +1,10 @@
 """Decides what each step computes, and applies what came of it. There is no prefill or decode phase, only a token budget.
 
 `schedule` hands out the budget: decodes first, then the rest of prompts already begun, then waiting sequences in fair order. A sequence
-starts all or nothing: its adapter's slot and the blocks of all tokens known are taken together. When blocks run out, a running sequence is
-preempted and later recomputed: of the tenant served most for its weight, the lowest priority, the last to start.
+starts all or nothing: its adapter's slot and the blocks of all tokens known are taken together. Where slots are short `slot_turns` shares
+them: a sequence whose turn is over is suspended, it waits again but keeps its blocks. When blocks run out, suspended sequences lose theirs
+first, the last in fair order before the others; then a running sequence is preempted: of the tenant served most for its weight, the lowest
+priority, the last to start. Both are recomputed later.
 
 `apply` is the only place where a step changes a sequence.
 """
@@ -18,6 +20,7 @@ from loramux.engine.fair_queue import FairQueue
 from loramux.engine.plan import Chunk, SampledToken, StepPlan, StepResult
 from loramux.engine.prefix import BLOCK_SIZE
 from loramux.engine.sequence import RequestState, Sequence, TextStream
+from loramux.engine.slot_turns import SlotTurns
 from loramux.engine.types import FinishReason, GenerationRequest, RequestEnd, TokenDelta, TokenLogprob
 from loramux.errors import EngineFailed, Failure, GrammarTooComplex
 from loramux.lora.slots import SlotTable
@@ -61,7 +64,19 @@ class _Step:
 
 
 class Scheduler:
-    """Owns every sequence from admission to its end. Not thread-safe: the engine's loop is its only caller."""
+    """Owns every sequence from admission to its end. Not thread-safe: the engine's loop is its only caller.
+
+    A sequence is in one of three states:
+
+        waiting    in the queue, holds nothing
+        suspended  in the queue, holds the blocks of what it has computed, and no slot
+        running    holds blocks and, where it has an adapter, a slot
+
+    There is no deadlock. While something runs it gets on: it may take the blocks of the suspended, then of other running sequences. When
+    nothing runs, a slot is reserved for an adapter that a waiting sequence has, or every slot is free but the pinned, which leave one: so
+    some waiting sequence can have its slot. The first such in line may take all blocks of the suspended, which are then all there are, and
+    a sequence never needs more. Each turn on a slot gives its sequence a token at least, so that turns don't go on for ever.
+    """
 
     def __init__(
         self,
@@ -72,7 +87,10 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         text_factory: TextFactory,
+        slot_turn_steps: int = 4,
     ) -> None:
+        """`slot_turn_steps` is how long an adapter keeps its slot though others wait for it: the more, the costlier a change of slots."""
+        self.slot_turns = SlotTurns(slots, slot_turn_steps)
         self._blocks = blocks
         self._slots = slots
         self._max_num_seqs = max_num_seqs
@@ -83,6 +101,7 @@ class Scheduler:
         self._queue: FairQueue[Sequence] = FairQueue()
         self._running: dict[Sequence, int] = {}
         """With the order in which each started."""
+        self._suspended: dict[Sequence, None] = {}
         self._num_starts = 0
         self._outputs = Outputs()
         self.counters = Counters()
@@ -130,11 +149,20 @@ class Scheduler:
     def _wait(self, sequence: Sequence) -> None:
         request = sequence.request.request
         self._queue.push(request.tenant_id, request.priority, sequence.request.arrival, sequence)
+        if sequence.request.adapter is not None:
+            self.slot_turns.enter(sequence.request.adapter.digest, sequence.request.adapter.num_pages)
+
+    def _stop_waiting(self, sequence: Sequence) -> None:
+        """Nothing happens to a choice that waits for the first one's prompt."""
+        was_waiting = self._queue.remove(sequence.request.request.tenant_id, sequence)
+        if was_waiting and sequence.request.adapter is not None:
+            self.slot_turns.leave(sequence.request.adapter.digest)
 
     # A step's plan
 
     def schedule(self) -> StepPlan:
         """Take blocks and slots for one step. The plan is empty only when nothing waits or runs."""
+        self._turn_slots()
         step = _Step(self._max_num_batched_tokens)
         num_preemptions = self.counters.num_preemptions
         self._continue_running(step)
@@ -152,6 +180,13 @@ class Scheduler:
             chunks.append(Chunk(sequence, sequence.num_computed_tokens, num_tokens, mask_row))
         return StepPlan(tuple(chunks), num_mask_rows)
 
+    def _turn_slots(self) -> None:
+        for sequence in self.slot_turns.begin_step(self.counters.num_steps, self._running):
+            self._stop_running(sequence)
+            self._suspended[sequence] = None
+            self._wait(sequence)
+        self.slot_turns.settle()
+
     def _continue_running(self, step: _Step) -> None:
         """Give every running sequence its part of the budget, decodes first, preempting where blocks run out."""
         for sequence in sorted(self._running, key=lambda sequence: sequence.num_uncomputed_tokens > 1):
@@ -163,6 +198,9 @@ class Scheduler:
         """Extend the block table over the tokens. Where no block is free others are preempted, at last the sequence itself (False)."""
         num_needed = _num_blocks(sequence.num_computed_tokens + num_tokens) - len(sequence.block_ids)
         while num_needed > self._blocks.num_free:
+            if self._suspended:
+                self._preempt_last_suspended()
+                continue
             victim = max(self._running, key=self._preemption_order)
             step.drop(victim)
             self._preempt(victim)
@@ -176,9 +214,21 @@ class Scheduler:
         return self._queue.virtual_time(request.tenant_id), request.priority, self._running[sequence]
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._give_back(sequence)
+        self._stop_running(sequence)
+        self._lose_blocks(sequence)
         self._wait(sequence)
         self.counters.num_preemptions += 1
+
+    def _preempt_last_suspended(self, but: Sequence | None = None) -> None:
+        """It goes on waiting where it is."""
+        victim = max((each for each in self._suspended if each is not but), key=self._waiting_order)
+        del self._suspended[victim]
+        self._lose_blocks(victim)
+        self.counters.num_preemptions += 1
+
+    def _waiting_order(self, sequence: Sequence) -> tuple[float, int, int]:
+        request = sequence.request.request
+        return self._queue.virtual_time(request.tenant_id), request.priority, sequence.request.arrival
 
     def _start_waiting(self, step: _Step) -> None:
         """Start waiting sequences in fair order. One that lacks a slot is passed over; one that lacks blocks stops the line."""
@@ -186,10 +236,11 @@ class Scheduler:
         if not self._has_room(step):
             return
         for sequence in self._queue.in_order():
-            digest = sequence.request.request.adapter_digest
+            digest = sequence.adapter_digest
             if digest in without_slot:
                 continue
-            if digest is not None and not self._slots.can_acquire(digest):
+            if digest is not None and not self.slot_turns.can_take(digest):
+                self.slot_turns.pass_over(digest)
                 without_slot.add(digest)
             elif not self._start(sequence, step) or not self._has_room(step):
                 return
@@ -198,21 +249,42 @@ class Scheduler:
         return step.budget > 0 and len(self._running) < self._max_num_seqs
 
     def _start(self, sequence: Sequence, step: _Step) -> bool:
-        """Take slot and blocks together, or nothing (False). Leaves every running sequence a block to grow into."""
-        cached = self._blocks.match(self._readable_keys(sequence))
-        num_new = _num_blocks(len(sequence.token_ids)) - len(cached)
-        if num_new + self._blocks.num_idle(cached) + len(self._running) > self._blocks.num_free:
+        """Take slot and blocks together, or nothing (False)."""
+        if not self._take_blocks(sequence):
             return False
-        request = sequence.request.request
-        self._queue.remove(request.tenant_id, sequence)
-        self._blocks.hold(cached)
-        sequence.block_ids = cached + self._blocks.allocate(num_new)
-        sequence.num_computed_tokens = len(cached) * BLOCK_SIZE
-        sequence.slot = None if request.adapter_digest is None else self._slots.acquire(request.adapter_digest)
+        self._stop_waiting(sequence)
+        self._suspended.pop(sequence, None)
+        adapter = sequence.request.adapter
+        sequence.slot = None if adapter is None else self.slot_turns.take(adapter.digest, adapter.num_pages)
+        sequence.num_tokens_at_start = len(sequence.token_ids)
         self._running[sequence] = self._num_starts
         self._num_starts += 1
         self._count_start(sequence)
         step.add(sequence, min(sequence.num_uncomputed_tokens, step.budget))
+        return True
+
+    def _take_blocks(self, sequence: Sequence) -> bool:
+        """Hold blocks for every token known, in addition to those that a suspended sequence has, or none (False)."""
+        cached = [] if sequence in self._suspended else self._blocks.match(self._readable_keys(sequence))
+        self._blocks.hold(cached)
+        num_new = _num_blocks(len(sequence.token_ids)) - len(sequence.block_ids) - len(cached)
+        if not self._make_room(sequence, num_new):
+            self._blocks.release(cached)
+            return False
+        sequence.block_ids += cached + self._blocks.allocate(num_new)
+        sequence.num_computed_tokens += len(cached) * BLOCK_SIZE
+        return True
+
+    def _make_room(self, sequence: Sequence, num_blocks: int) -> bool:
+        """Have so many blocks free, and one for every running sequence to grow into; where that is enough, at the cost of the suspended."""
+        num_blocks += len(self._running)
+        if num_blocks <= self._blocks.num_free:
+            return True
+        tables = [each.block_ids for each in self._suspended if each is not sequence]
+        if num_blocks > self._blocks.num_free + self._blocks.num_held_only_by(tables):
+            return False
+        while num_blocks > self._blocks.num_free:
+            self._preempt_last_suspended(but=sequence)
         return True
 
     def _readable_keys(self, sequence: Sequence) -> list[bytes]:
@@ -229,15 +301,17 @@ class Scheduler:
             self.counters.num_prompt_tokens += len(state.request.prompt_token_ids)
             self.counters.num_cached_tokens += state.num_cached_tokens
 
-    def _give_back(self, sequence: Sequence) -> None:
-        """Stop running: blocks and slot return together."""
+    def _stop_running(self, sequence: Sequence) -> None:
+        """The slot returns, the blocks stay."""
         del self._running[sequence]
+        if sequence.request.adapter is not None:
+            self.slot_turns.give_back(sequence.request.adapter.digest)
+            sequence.slot = None
+
+    def _lose_blocks(self, sequence: Sequence) -> None:
         self._blocks.release(sequence.block_ids)
         sequence.block_ids = []
         sequence.num_computed_tokens = 0
-        if sequence.slot is not None:
-            self._slots.release(_digest(sequence))
-            sequence.slot = None
 
     # What a step gave
 
@@ -330,12 +404,13 @@ class Scheduler:
         self._conclude(state, end, failure)
 
     def _retire(self, sequence: Sequence) -> None:
-        tenant_id = sequence.request.request.tenant_id
         if sequence in self._running:
-            self._give_back(sequence)
+            self._stop_running(sequence)
         else:
-            self._queue.remove(tenant_id, sequence)
-        self._queue.leave(tenant_id)
+            self._stop_waiting(sequence)
+        self._suspended.pop(sequence, None)
+        self._lose_blocks(sequence)
+        self._queue.leave(sequence.request.request.tenant_id)
         sequence.finished = True
         sequence.matcher = None
 
@@ -354,13 +429,12 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks, slots and sequences agree. For tests."""
-        self._blocks.check_integrity(sequence.block_ids for sequence in self._running)
-        self._slots.check_integrity()
-        held = [_digest(sequence) for sequence in self._running if sequence.slot is not None]
-        assert self._slots.num_used == len(set(held)), "slots held and sequences with a slot differ"
-        for sequence in self._running:
+        self._blocks.check_integrity(sequence.block_ids for sequence in (*self._running, *self._suspended))
+        self.slot_turns.check_integrity({sequence.request.adapter.digest for sequence in self._running if sequence.request.adapter})
+        for sequence in (*self._running, *self._suspended):
             assert len(sequence.block_ids) >= _num_blocks(sequence.num_computed_tokens)
-            assert sequence.slot is None or self._slots.digest_of(sequence.slot) == _digest(sequence)
+            assert (sequence.slot is not None) == (sequence in self._running and sequence.request.adapter is not None)
+            assert sequence.slot is None or self._slots.digest_of(sequence.slot) == sequence.adapter_digest
 
 
 @dataclass(frozen=True)
@@ -372,12 +446,6 @@ class _Outcome:
 
 def _num_blocks(num_tokens: int) -> int:
     return -(-num_tokens // BLOCK_SIZE)
-
-
-def _digest(sequence: Sequence) -> str:
-    digest = sequence.request.request.adapter_digest
-    assert digest is not None
-    return digest
 
 
 def _collect_prompt_logprobs(chunk: Chunk, logprobs: list[TokenLogprob]) -> None:

@@ -45,6 +45,8 @@ class Sequence:
     block_keys: list[bytes] = field(default_factory=list)
     slot: int | None = None
     """The adapter's slot while the sequence runs."""
+    num_tokens_at_start: int = 0
+    """How many tokens it had when it last started or resumed."""
     pages: tuple[int, ...] = ()
     """Of the slot."""
     finished: bool = False
@@ -60,6 +62,20 @@ class Sequence:
         while (end := (len(self.block_keys) + 1) * BLOCK_SIZE) <= len(self.token_ids):
             parent = self.block_keys[-1] if self.block_keys else self.request.root
             self.block_keys.append(block_key(parent, self.token_ids[end - BLOCK_SIZE : end]))
+
+    @property
+    def adapter_digest(self) -> str | None:
+        return self.request.request.adapter_digest
+
+    @property
+    def has_advanced(self) -> bool:
+        """Whether it has got a token since it last started or resumed."""
+        return len(self.token_ids) > self.num_tokens_at_start
+
+    @property
+    def num_tokens_left(self) -> int:
+        """At most so many more tokens are sampled."""
+        return self.request.request.sampling.max_tokens - self.num_output_tokens
 
     @property
     def num_output_tokens(self) -> int:

@@ -7,9 +7,9 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from loramux.errors import AdapterInvalid, EngineFailed
+from loramux.errors import AdapterInvalid, AdapterLoading, Conflict, EngineFailed
 
 
 class Sized(Protocol):
@@ -24,9 +24,24 @@ _CLOSED = "the engine is stopping"
 _Adapter = TypeVar("_Adapter", bound=Sized)
 
 
+class HostState(NamedTuple, Generic[_Adapter]):
+    """Of one adapter that the cache has, or is about to have."""
+
+    value: _Adapter | None
+    """None while it is loaded."""
+    pinned: bool
+    """By the operator."""
+    dropped: bool
+
+
 @dataclass
 class _Entry(Generic[_Adapter]):
-    num_pins: int = 0
+    num_users: int = 0
+    """The operator's pin among them."""
+    pinned: bool = False
+    """By the operator."""
+    dropped: bool = False
+    """Not kept when its last user goes."""
     num_bytes: int | None = None
     """None until loaded once."""
     value: _Adapter | None = None
@@ -34,9 +49,10 @@ class _Entry(Generic[_Adapter]):
 
 
 class HostCache(Generic[_Adapter]):
-    """Thread-safe. `acquire` pins; each pin whose future succeeded is undone by exactly one `release`; a failed future holds no pin.
+    """Thread-safe. Each `acquire` whose future succeeded makes a user, undone by exactly one `release`; a failed future makes none.
 
-    Where pinned adapters leave no room, loads wait in order of arrival until a release makes it.
+    Where adapters in use leave no room, loads wait in order of arrival until a release makes it. What the operator pins leaves room
+    for the largest adapter seen; one that is larger still can't be loaded as long as the pins stand.
     """
 
     def __init__(self, capacity_bytes: int, load: Callable[[str], _Adapter], *, num_threads: int = 2) -> None:
@@ -47,13 +63,22 @@ class HostCache(Generic[_Adapter]):
         self._closed = False
         self._entries: dict[str, _Entry[_Adapter]] = {}
         self._idle: OrderedDict[str, None] = OrderedDict()
-        """Loaded and not pinned, least recently used first."""
+        """Loaded and without users, least recently used first."""
         self._queue: deque[str] = deque()
         """Waiting for a thread, or for room."""
         self._loaded_bytes = 0
-        self._pinned_bytes = 0
+        self._used_bytes = 0
         self._reserved_bytes = 0
         """Of loads in flight whose size is known, because they found no room before."""
+        self._operator_bytes = 0
+        """Of adapters that the operator has pinned."""
+        self._largest_bytes = 0
+        """Of all adapters loaded so far."""
+        self._changed: set[str] = set()
+        self.num_loads = 0
+        """Total since start, the failed ones not counted."""
+        self.num_evictions = 0
+        """Total since start: for room, or of dropped adapters."""
 
     @property
     def num_adapters(self) -> int:
@@ -65,16 +90,33 @@ class HostCache(Generic[_Adapter]):
         with self._lock:
             return self._loaded_bytes
 
-    def acquire(self, digest: str) -> Future[_Adapter]:
-        """Pin an adapter, loading it if need be. The future is done at once if it is loaded already, and can't be cancelled.
+    @property
+    def num_loading(self) -> int:
+        with self._lock:
+            return sum(entry.value is None for entry in self._entries.values())
 
-        The future raises what `load` raised; `AdapterInvalid` if the adapter is larger than the whole cache; `EngineFailed` if the
-        cache is closed first. Its callbacks may run in a loading thread.
+    def state(self, digest: str) -> HostState[_Adapter] | None:
+        """None if the cache knows nothing of the adapter."""
+        with self._lock:
+            entry = self._entries.get(digest)
+            return None if entry is None else HostState(entry.value, entry.pinned, entry.dropped)
+
+    def take_changed(self) -> set[str]:
+        """Adapters whose state has changed since this was last asked."""
+        with self._lock:
+            changed, self._changed = self._changed, set()
+            return changed
+
+    def acquire(self, digest: str) -> Future[_Adapter]:
+        """Use an adapter, loading it if need be. The future is done at once if it is loaded already, and can't be cancelled.
+
+        The future raises what `load` raised; `AdapterInvalid` if the adapter is larger than the whole cache; `AdapterLoading` if it is
+        larger than what the operator's pins leave; `EngineFailed` if the cache is closed first. Its callbacks may run in a loading thread.
         """
         future: Future[_Adapter] = Future()
         future.set_running_or_notify_cancel()
         with self._lock:
-            value = self._pin(digest, future)
+            value = self._use(digest, future)
         if value is not None:
             future.set_result(value)
         elif self._closed:
@@ -85,13 +127,47 @@ class HostCache(Generic[_Adapter]):
         """Undo one successful `acquire`. Raises KeyError if there is none to undo."""
         with self._lock:
             entry = self._entries[digest]
-            if entry.value is None or entry.num_pins == 0:
-                raise KeyError(f"{digest} is not pinned")
-            entry.num_pins -= 1
-            if entry.num_pins == 0:
-                self._idle[digest] = None
-                self._pinned_bytes -= entry.value.num_bytes
-                self._start_loads()
+            if entry.value is None or entry.num_users == entry.pinned:
+                raise KeyError(f"{digest} has no user")
+            self._unuse(digest, entry, entry.value)
+
+    def pin(self, digest: str) -> None:
+        """Keep a loaded adapter that the caller has acquired until `unpin`; one that was dropped is kept again.
+
+        Raises `Conflict` if the pins would leave no room for the largest adapter seen.
+        """
+        with self._lock:
+            entry = self._entries[digest]
+            assert entry.value is not None and entry.num_users, f"{digest} is not acquired"
+            num_bytes = entry.value.num_bytes
+            if not entry.pinned:
+                if self._operator_bytes + num_bytes + self._largest_bytes > self._capacity_bytes:
+                    raise Conflict(
+                        f"pins of {self._operator_bytes + num_bytes} bytes leave no room in a host cache of {self._capacity_bytes}"
+                    )
+                entry.pinned = True
+                entry.num_users += 1
+                self._operator_bytes += num_bytes
+            entry.dropped = False
+            self._changed.add(digest)
+
+    def unpin(self, digest: str) -> None:
+        """Take the operator's pin away; nothing happens if there is none."""
+        with self._lock:
+            self._unpin(digest)
+
+    def drop(self, digest: str) -> None:
+        """Unpin an adapter, and free it once it has no user; nothing happens if it is not there."""
+        with self._lock:
+            entry = self._entries.get(digest)
+            if entry is None:
+                return
+            entry.dropped = True
+            self._changed.add(digest)
+            self._unpin(digest)
+            if digest in self._idle:
+                del self._idle[digest]
+                self._remove(digest)
 
     def close(self) -> None:
         """Fail what waits, and end the threads once their loads have ended. Further acquires fail."""
@@ -99,6 +175,7 @@ class HostCache(Generic[_Adapter]):
             self._closed = True
         self._threads.shutdown(wait=True)
         with self._lock:
+            self._changed.update(self._queue)
             waiters = [future for digest in self._queue for future in self._entries.pop(digest).waiters]
             self._queue.clear()
         _fail(waiters, EngineFailed(_CLOSED))
@@ -108,25 +185,55 @@ class HostCache(Generic[_Adapter]):
         with self._lock:
             loaded = {digest: entry for digest, entry in self._entries.items() if entry.value is not None}
             assert self._loaded_bytes == sum(entry.num_bytes or 0 for entry in loaded.values()) <= self._capacity_bytes
-            assert self._pinned_bytes == sum(entry.num_bytes or 0 for entry in loaded.values() if entry.num_pins)
-            assert set(self._idle) == {digest for digest, entry in loaded.items() if entry.num_pins == 0}
-            assert all(entry.num_pins == len(entry.waiters) > 0 for entry in self._entries.values() if entry.value is None)
+            assert self._used_bytes == sum(entry.num_bytes or 0 for entry in loaded.values() if entry.num_users)
+            assert set(self._idle) == {digest for digest, entry in loaded.items() if entry.num_users == 0}
+            assert all(entry.num_users == len(entry.waiters) > 0 for entry in self._entries.values() if entry.value is None)
             assert not any(entry.waiters for entry in loaded.values())
+            assert self._operator_bytes == sum(entry.num_bytes or 0 for entry in loaded.values() if entry.pinned)
+            assert all(entry.num_users and not entry.dropped for entry in self._entries.values() if entry.pinned)
+            assert all(entry.num_users for entry in self._entries.values() if entry.dropped)
             assert all(self._entries[digest].value is None for digest in self._queue)
 
-    def _pin(self, digest: str, future: Future[_Adapter]) -> _Adapter | None:
+    def _use(self, digest: str, future: Future[_Adapter]) -> _Adapter | None:
         entry = self._entries.get(digest)
         if entry is None:
             entry = self._entries[digest] = _Entry()
             self._queue.append(digest)
+            self._changed.add(digest)
         if entry.value is None:
             entry.waiters.append(future)
-        elif entry.num_pins == 0:
+        elif entry.num_users == 0:
             del self._idle[digest]
-            self._pinned_bytes += entry.value.num_bytes
-        entry.num_pins += 1
+            self._used_bytes += entry.value.num_bytes
+        entry.num_users += 1
         self._start_loads()
         return entry.value
+
+    def _unuse(self, digest: str, entry: _Entry[_Adapter], value: _Adapter) -> None:
+        entry.num_users -= 1
+        if entry.num_users:
+            return
+        self._used_bytes -= value.num_bytes
+        if entry.dropped:
+            self._remove(digest)
+        else:
+            self._idle[digest] = None
+        self._start_loads()
+
+    def _unpin(self, digest: str) -> None:
+        entry = self._entries.get(digest)
+        if entry is None or not entry.pinned or entry.value is None:
+            return
+        entry.pinned = False
+        self._operator_bytes -= entry.value.num_bytes
+        self._changed.add(digest)
+        self._unuse(digest, entry, entry.value)
+
+    def _remove(self, digest: str) -> None:
+        """Free a loaded adapter that is neither used nor in the list of idle ones any more."""
+        self._loaded_bytes -= self._entries.pop(digest).num_bytes or 0
+        self.num_evictions += 1
+        self._changed.add(digest)
 
     def _start_loads(self) -> None:
         while self._queue and not self._closed and self._has_room(self._entries[self._queue[0]].num_bytes or 0):
@@ -135,30 +242,41 @@ class HostCache(Generic[_Adapter]):
             self._threads.submit(self._run, digest)
 
     def _has_room(self, num_bytes: int) -> bool:
-        return self._pinned_bytes + self._reserved_bytes + num_bytes <= self._capacity_bytes
+        return self._used_bytes + self._reserved_bytes + num_bytes <= self._capacity_bytes
 
     def _run(self, digest: str) -> None:
         try:
             if self._closed:
                 raise EngineFailed(_CLOSED)
             value = self._load(digest)
-            if value.num_bytes > self._capacity_bytes:
-                raise AdapterInvalid(f"the adapter has {value.num_bytes} bytes, the host cache holds {self._capacity_bytes} in all")
+            self._check_size(value.num_bytes)
         except Exception as error:
-            _fail(self._drop(digest), error)
+            _fail(self._give_up(digest), error)
         else:
             for future in self._keep(digest, value):
                 future.set_result(value)
 
-    def _drop(self, digest: str) -> list[Future[_Adapter]]:
+    def _check_size(self, num_bytes: int) -> None:
+        """In the same breath the size counts as seen: no later pin takes the room away."""
+        with self._lock:
+            if num_bytes > self._capacity_bytes:
+                raise AdapterInvalid(f"the adapter has {num_bytes} bytes, the host cache holds {self._capacity_bytes} in all")
+            if num_bytes > self._capacity_bytes - self._operator_bytes:
+                raise AdapterLoading(
+                    f"the adapter has {num_bytes} bytes, pinned adapters hold {self._operator_bytes} of {self._capacity_bytes}"
+                )
+            self._largest_bytes = max(self._largest_bytes, num_bytes)
+
+    def _give_up(self, digest: str) -> list[Future[_Adapter]]:
         with self._lock:
             entry = self._entries.pop(digest)
+            self._changed.add(digest)
             self._reserved_bytes -= entry.num_bytes or 0
             self._start_loads()
             return entry.waiters
 
     def _keep(self, digest: str, value: _Adapter) -> list[Future[_Adapter]]:
-        """Take the loaded adapter in, or, if the pinned ones leave no room by now, forget it and queue it again, first in line."""
+        """Take the loaded adapter in, or, if those in use leave no room by now, forget it and queue it again, first in line."""
         with self._lock:
             entry = self._entries[digest]
             self._reserved_bytes -= entry.num_bytes or 0
@@ -168,8 +286,10 @@ class HostCache(Generic[_Adapter]):
                 return []
             self._evict(self._capacity_bytes - value.num_bytes)
             entry.value = value
+            self.num_loads += 1
+            self._changed.add(digest)
             self._loaded_bytes += value.num_bytes
-            self._pinned_bytes += value.num_bytes
+            self._used_bytes += value.num_bytes
             waiters, entry.waiters = entry.waiters, []
             self._start_loads()
             return waiters
@@ -177,7 +297,7 @@ class HostCache(Generic[_Adapter]):
     def _evict(self, at_most_bytes: int) -> None:
         while self._loaded_bytes > at_most_bytes:
             digest, _ = self._idle.popitem(last=False)
-            self._loaded_bytes -= self._entries.pop(digest).num_bytes or 0
+            self._remove(digest)
 
 
 def _fail(futures: list[Future[_Adapter]], error: Exception) -> None:
