@@ -36,6 +36,10 @@ class FairQueue(Generic[Item]):
     def __len__(self) -> int:
         return sum(len(tenant.waiting) for tenant in self._tenants.values())
 
+    def __iter__(self) -> Iterator[Item]:
+        """Every waiting item, in no order."""
+        return (entry[3] for tenant in self._tenants.values() for entry in tenant.waiting)
+
     def enter(self, tenant_id: str, weight: float) -> None:
         """An item of this tenant now exists, waiting or running; balanced by `leave`."""
         tenant = self._tenants.setdefault(tenant_id, _Tenant(weight, self._clock))

@@ -11,6 +11,7 @@ priority, the last to start. Both are recomputed later.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -140,7 +141,12 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
+        """The suspended among them."""
         return len(self._queue)
+
+    @property
+    def num_suspended(self) -> int:
+        return len(self._suspended)
 
     @property
     def num_matchers(self) -> int:
@@ -430,7 +436,9 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks, slots and sequences agree. For tests."""
         self._blocks.check_integrity(sequence.block_ids for sequence in (*self._running, *self._suspended))
-        self.slot_turns.check_integrity({sequence.request.adapter.digest for sequence in self._running if sequence.request.adapter})
+        held = {sequence.adapter_digest for sequence in self._running if sequence.adapter_digest}
+        waiting = Counter(sequence.adapter_digest for sequence in self._queue if sequence.adapter_digest)
+        self.slot_turns.check_integrity(held, waiting)
         for sequence in (*self._running, *self._suspended):
             assert len(sequence.block_ids) >= _num_blocks(sequence.num_computed_tokens)
             assert (sequence.slot is not None) == (sequence in self._running and sequence.request.adapter is not None)

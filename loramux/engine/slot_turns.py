@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from loramux.engine.sequence import Sequence
@@ -130,14 +131,14 @@ class SlotTurns:
         for digest in list(self._placing):
             self._try_to_place(digest)
 
-    def check_integrity(self, held: set[str]) -> None:
-        """Raise AssertionError unless slots are used by the adapters held by sequences, drains and reservations. For tests."""
+    def check_integrity(self, held: set[str], waiting: Mapping[str, int]) -> None:
+        """Raise AssertionError unless slots are used by the adapters that sequences hold, drains and reservations, and so many sequences
+        wait for each adapter. For tests."""
         self._slots.check_integrity()
         assert set(self._held_since) == held, "slots held by sequences"
         assert self._slots.num_used == len(held | set(self._drains) | self._reserved), "slots used"
         assert not self._reserved & (held | set(self._drains))
-        assert all(wait.num_waiters > 0 for wait in self._waits.values())
-        assert self._placing <= set(self._waits)
+        assert {digest: wait.num_waiters for digest, wait in self._waits.items()} == dict(Counter(waiting) + Counter(self._placing))
 
     def _old(self) -> list[str]:
         """Adapters without a slot that have waited long, the oldest first."""
@@ -173,6 +174,7 @@ class SlotTurns:
             return
         self._slots.acquire(digest, self._waits[digest].num_pages)
         self._slots.release(digest)
+        self._unreserve(digest)
         self.cancel_placing(digest)
 
     def _drain_for(self, digest: str, running: Collection[Sequence]) -> None:

@@ -43,12 +43,13 @@ def lone_run(request: GenerationRequest) -> list[list[int]]:
     return outputs
 
 
-def make_state(request: GenerationRequest, arrival: int) -> RequestState:
+def make_state(request: GenerationRequest, arrival: int, num_pages: int = 0) -> RequestState:
     digest = request.adapter_digest
+    adapter = HostAdapter(digest=digest, rank=1, num_bytes=1, num_pages=num_pages, weights=AdapterWeights(())) if digest else None
     return RequestState(
         request=request,
         arrival=arrival,
-        adapter=None if digest is None else HostAdapter(digest=digest, rank=1, num_bytes=1, num_pages=0, weights=AdapterWeights(())),
+        adapter=adapter,
         grammar=None,
         root=root_key(BASE_DIGEST, digest, request.salt),
         stop_ids=frozenset(request.sampling.stop_token_ids),

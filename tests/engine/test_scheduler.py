@@ -1,100 +1,19 @@
 from __future__ import annotations
 
+import contextlib
 import random
-from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
 
-from loramux.engine.block_pool import BlockPool
-from loramux.engine.detokenize import TextPiece
 from loramux.engine.fair_queue import FairQueue
-from loramux.engine.plan import SampledToken, StepPlan, StepResult
+from loramux.engine.plan import SampledToken, StepResult
 from loramux.engine.prefix import BLOCK_SIZE
-from loramux.engine.scheduler import Scheduler
 from loramux.engine.sequence import Sequence
 from loramux.engine.types import GenerationRequest, RequestEnd
-from loramux.errors import Failure
-from loramux.lora.slots import SlotTable
-from tests.engine.symbolic import VOCAB, SymbolicRunner, lone_run, make_request, make_state
-
-
-class LetterText:
-    """Token 0 is "a", 1 is "b" ...; nothing is held back."""
-
-    stop_string: str | None = None
-
-    def push(self, token_ids: tuple[int, ...]) -> TextPiece:
-        return TextPiece("".join(chr(97 + token) for token in token_ids), None)
-
-    def finish(self) -> str:
-        return ""
-
-
-class Bench:
-    """A scheduler with its pools and a symbolic runner, checked after every step."""
-
-    def __init__(
-        self, *, num_blocks: int = 64, num_slots: int = 2, max_num_seqs: int = 8, budget: int = 64, max_model_len: int = 512
-    ) -> None:
-        self.blocks = BlockPool(num_blocks)
-        self.slots = SlotTable(num_slots)
-        self.runner = SymbolicRunner()
-        self.scheduler = Scheduler(
-            self.blocks,
-            self.slots,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=budget,
-            max_model_len=max_model_len,
-            text_factory=lambda _: LetterText(),
-        )
-        self.tokens: dict[tuple[str, int], list[int]] = defaultdict(list)
-        self.texts: dict[tuple[str, int], str] = defaultdict(str)
-        self.finish: dict[tuple[str, int], str] = {}
-        self.ends: dict[str, RequestEnd] = {}
-        self.budget = budget
-        self._arrivals = 0
-
-    def add(self, request: GenerationRequest) -> None:
-        self.scheduler.add(make_state(request, self._arrivals))
-        self._arrivals += 1
-
-    def step(self) -> StepPlan:
-        plan = self.scheduler.schedule()
-        self.scheduler.check_integrity()
-        assert plan.num_tokens <= self.budget
-        assert plan.chunks or not self.scheduler.has_work, "work is there and nothing is planned"
-        self.scheduler.apply(plan, self.runner.run(plan))
-        self.scheduler.check_integrity()
-        self.collect()
-        return plan
-
-    def collect(self) -> None:
-        outputs = self.scheduler.take_outputs()
-        for delta in outputs.deltas:
-            key = (delta.request_id, delta.index)
-            assert delta.request_id not in self.ends and key not in self.finish, "a delta after the end"
-            self.tokens[key] += delta.token_ids
-            self.texts[key] += delta.text
-            if delta.finish_reason:
-                self.finish[key] = delta.finish_reason
-        for end in outputs.ends:
-            assert end.request_id not in self.ends, "two terminal records"
-            self.ends[end.request_id] = end
-
-    def run(self, max_steps: int = 10_000) -> None:
-        for _ in range(max_steps):
-            if not self.scheduler.has_work:
-                break
-            self.step()
-        assert not self.scheduler.has_work, "a request never ended"
-        self.assert_empty()
-
-    def assert_empty(self) -> None:
-        assert self.blocks.num_held == 0
-        assert self.slots.num_used == 0
-        assert self.scheduler.num_running == self.scheduler.num_waiting == 0
-        self.blocks.check_integrity()
+from loramux.errors import Conflict, Failure
+from tests.engine.scheduler_bench import Bench
+from tests.engine.symbolic import VOCAB, lone_run, make_request
 
 
 def test_a_request_equals_its_lone_run() -> None:
@@ -271,6 +190,28 @@ def test_an_error_in_one_row_ends_that_request_alone() -> None:
     assert bench.ends["good"].end == "finished"
 
 
+ADAPTERS = {f"sha256:{name}": num_pages for name, num_pages in zip("abcde", (1, 1, 2, 3, 5), strict=True)}
+"""Digest to pages."""
+
+
+def _random_operation(rng: random.Random, bench: Bench) -> None:
+    """One of the operator's."""
+    digest, num_pages = rng.choice(list(ADAPTERS.items()))
+    match rng.choice(["pin", "unpin", "place", "drop"]):
+        case "pin":
+            with contextlib.suppress(Conflict):
+                bench.slots.pin(digest, num_pages)
+        case "unpin":
+            bench.slots.unpin(digest)
+        case "place":
+            bench.turns.place(digest, num_pages)
+        case "drop":
+            bench.slots.unpin(digest)
+            bench.turns.cancel_placing(digest)
+            if not bench.slots.num_users(digest):
+                bench.slots.forget(digest)
+
+
 def _random_request(rng: random.Random, request_id: str, prefixes: list[list[int]]) -> GenerationRequest:
     tenant = rng.choice(["acme", "globex", "initech"])
     prompt = (rng.choice(prefixes) + [rng.randrange(VOCAB) for _ in range(rng.randrange(0, 20))])[: rng.randrange(1, 130)]
@@ -278,7 +219,7 @@ def _random_request(rng: random.Random, request_id: str, prefixes: list[list[int
         request_id,
         prompt or [0],
         tenant=tenant,
-        adapter_digest=rng.choice([None, None, "sha256:a", "sha256:b", "sha256:c"]),
+        adapter_digest=rng.choice([None, None, *ADAPTERS]),
         n=rng.choice([1, 1, 1, 2, 3]),
         priority=rng.randrange(3),
         weight=rng.choice([0.5, 1.0, 4.0]),
@@ -290,7 +231,7 @@ def _random_request(rng: random.Random, request_id: str, prefixes: list[list[int
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_random_arrivals_aborts_and_preemptions(seed: int) -> None:
+def test_random_arrivals_aborts_preemptions_and_turns(seed: int) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
     bench = Bench(
@@ -299,6 +240,10 @@ def test_random_arrivals_aborts_and_preemptions(seed: int) -> None:
         max_num_seqs=rng.randrange(1, 9),
         budget=rng.choice([9, 16, 33, 64, 200]),
         max_model_len=8 * BLOCK_SIZE,
+        turn_steps=rng.randrange(1, 7),
+        num_pages=rng.choice([None, 5, 7]),
+        num_spare_pages=5,
+        pages=ADAPTERS,
     )
     prefixes = [[rng.randrange(VOCAB) for _ in range(rng.randrange(0, 110))] for _ in range(4)]
     requests: dict[str, GenerationRequest] = {}
@@ -308,6 +253,8 @@ def test_random_arrivals_aborts_and_preemptions(seed: int) -> None:
             request = _random_request(rng, f"r{len(requests)}", prefixes)
             requests[request.id] = request
             bench.add(request)
+        if rng.random() < 0.1:
+            _random_operation(rng, bench)
         if requests and rng.random() < 0.05 and bench.scheduler.abort(victim := rng.choice(list(requests))):
             aborted.add(victim)
             bench.collect()
@@ -315,6 +262,10 @@ def test_random_arrivals_aborts_and_preemptions(seed: int) -> None:
             bench.step()
     bench.run()
     assert set(bench.ends) == set(requests)
+    for digest in ADAPTERS:
+        bench.slots.unpin(digest)
+        bench.slots.forget(digest)
+    assert bench.slots.num_pages_used == 0
     for request_id, request in requests.items():
         expected = lone_run(request)
         for index in range(request.n):
