@@ -103,8 +103,8 @@ def _rejections(verdicts: Iterable[KeyVerdict]) -> list[str]:
 def _tensor_errors(contents: _Contents, base: BaseDescription) -> Iterable[str]:
     yield from contents.grouping.errors
     yield from contents.binding.errors
-    if not contents.binding.modules:
-        yield "no tensor matches a module of the base"
+    if not any(module.rank for module in contents.binding.modules):
+        yield "no tensor matches a module of the base: there is no A with its B"
     for module in contents.binding.modules:
         yield from _value_errors(module, base)
 

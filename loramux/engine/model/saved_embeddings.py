@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
+from pathlib import Path
 
+import msgspec
 import torch
+
+from loramux.engine.checkpoint import Checkpoint
+from loramux.engine.model.config import parse_config
+from loramux.engine.model.decoder import EMBEDDING, LM_HEAD
+from loramux.engine.model.load import open_source
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _CHUNK_ELEMENTS = 1 << 22
@@ -19,5 +27,25 @@ def saved_weight_digests(tensor: torch.Tensor) -> dict[str, str]:
     num_rows = max(1, _CHUNK_ELEMENTS // tensor.shape[1])
     for start in range(0, tensor.shape[0], num_rows):
         for name, dtype in _DTYPES.items():
-            digests[name].update(tensor[start : start + num_rows].to("cpu", dtype).contiguous().view(torch.uint8).numpy())
+            digests[name].update(tensor[start : start + num_rows].to("cpu", dtype).contiguous().view(torch.uint8).numpy().data)
     return {name: f"sha256:{digest.hexdigest()}" for name, digest in digests.items()}
+
+
+def base_digests(checkpoint: Checkpoint, cache_dir: Path) -> dict[str, dict[str, str]]:
+    """`BaseDescription.saved_weight_digests`, of the matrices as the checkpoint has them, before any cast to the served dtype.
+
+    Kept in `cache_dir` under the checkpoint's digest, since hashing a large vocabulary takes seconds.
+    """
+    kept = cache_dir / "saved-weights" / f"{checkpoint.digest.removeprefix('sha256:')}.json"
+    if kept.exists():
+        return msgspec.json.decode(kept.read_bytes(), type=dict[str, dict[str, str]])
+    config = parse_config(checkpoint.config)
+    source = open_source(checkpoint, config)
+    embedding = saved_weight_digests(source.read(f"{EMBEDDING}.weight"))
+    head = embedding if config.tie_word_embeddings else saved_weight_digests(source.read(f"{LM_HEAD}.weight"))
+    digests = {EMBEDDING: embedding, LM_HEAD: head}
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    partial = kept.with_suffix(f".{secrets.token_hex(4)}")
+    partial.write_bytes(msgspec.json.encode(digests))
+    partial.replace(kept)
+    return digests
