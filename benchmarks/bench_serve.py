@@ -11,41 +11,33 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import secrets
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import closed_loop
 import httpx
-import random_adapters
 from results import record
+from server import admin_client, new_tenant, register, serving, write_adapters
 
-from loramux.engine.checkpoint import open_checkpoint
 from loramux.gateway.cli.demo_model import fetch_demo_model
 
 NUM_ADAPTERS = 8
 RANK = 16
-START_TIMEOUT_S = 300
 
 
 def main() -> None:
     args = arguments()
     if args.url:
         sys.exit(asyncio.run(measure(args, args.url, args.key, {"given": args.models.split(",")}, {"url": args.url})))
-    with tempfile.TemporaryDirectory(prefix="bench-serve-") as directory, serving(args, Path(directory)) as (url, admin_key):
-        adapters = write_adapters(args.model, Path(directory))
-        key = admit(url, admin_key, args.name, adapters)
-        workloads = {"base": [args.name], "mixed": [f"{args.name}:{path.name}" for path in adapters]}
-        exit_code = asyncio.run(measure(args, url, key, workloads, {"model": args.model.name, "flags": args.flags}))
+    with tempfile.TemporaryDirectory(prefix="bench-serve-") as directory, serving(args.model, Path(directory), args.flags) as server:
+        adapters = write_adapters(args.model, server.adapter_root, NUM_ADAPTERS, RANK)
+        with admin_client(server) as admin:
+            key = new_tenant(admin, "bench")
+            models = [register(admin, path, "bench") for path in adapters]
+        workloads = {"base": [server.base], "mixed": models}
+        exit_code = asyncio.run(measure(args, server.url, key, workloads, {"model": args.model.name, "flags": args.flags}))
     sys.exit(exit_code)
 
 
@@ -66,9 +58,8 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.url and not args.models:
         parser.error("--url needs --models")
-    args.name = "base"
     if not args.url and args.model is None:
-        args.model, args.name = fetch_demo_model(), "smollm2-135m"
+        args.model = fetch_demo_model()
     return args
 
 
@@ -88,69 +79,6 @@ async def measure(args: argparse.Namespace, url: str, key: str, workloads: dict[
                 record("serve", settings | run, figures, keep=not args.print_only)
                 num_errors += figures["errors"]
     return int(num_errors > 0)
-
-
-@contextmanager
-def serving(args: argparse.Namespace, directory: Path) -> Iterator[tuple[str, str]]:
-    """`loramux serve` on a free port; its address and admin key, once it is ready. Its log is shown if it fails to start."""
-    port, admin_key, log_path = free_port(), secrets.token_hex(32), directory / "serve.log"
-    (directory / "adapters").mkdir()
-    command = [sys.executable, "-m", "loramux", "serve", "--model", str(args.model), "--served-model-name", args.name]
-    command += ["--port", str(port), "--data-dir", str(directory / "data"), "--adapter-root", str(directory / "adapters"), *args.flags]
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "LORAMUX_ADMIN_KEY": admin_key})
-    try:
-        url = f"http://127.0.0.1:{port}"
-        if not ready(process, url):
-            sys.exit(f"the server did not start:\n{log_path.read_text()}")
-        yield url, admin_key
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(timeout=60)
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
-
-
-def ready(process: subprocess.Popen[bytes], url: str) -> bool:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            if httpx.get(f"{url}/health/ready").status_code == 200:
-                return True
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
-    return False
-
-
-def write_adapters(model: Path, directory: Path) -> list[Path]:
-    config = open_checkpoint(str(model), directory / "checkpoints").config
-    paths = [directory / "adapters" / f"random-{i}" for i in range(NUM_ADAPTERS)]
-    for seed, path in enumerate(paths):
-        random_adapters.write_random_adapter(path, config, RANK, seed)
-    return paths
-
-
-def admit(url: str, admin_key: str, base: str, adapters: Sequence[Path]) -> str:
-    """Make a tenant that may use every adapter, and return its key."""
-    with httpx.Client(base_url=f"{url}/admin/v1", headers={"Authorization": f"Bearer {admin_key}"}, timeout=120) as admin:
-        post(admin, "/tenants", {"id": "bench"})
-        for path in adapters:
-            source = {"uri": f"file:{path}"}
-            post(admin, f"/adapters/{path.name}/versions", {"base": base, "source": source, "tenants": ["bench"]})
-        key: str = post(admin, "/tenants/bench/keys", {"scopes": ["infer"]})["key"]
-        return key
-
-
-def post(admin: httpx.Client, path: str, body: dict[str, Any]) -> Any:
-    response = admin.post(path, json=body)
-    if not response.is_success:
-        sys.exit(f"{path}: {response.status_code} {response.text}")
-    return response.json()
 
 
 if __name__ == "__main__":

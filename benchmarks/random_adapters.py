@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,13 @@ def linear_shapes(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
     }
 
 
-def write_random_adapter(directory: Path, config: dict[str, Any], rank: int, seed: int) -> None:
-    """adapter_config.json and adapter_model.safetensors (float16), small enough to leave the base's text sensible."""
+def write_random_adapter(directory: Path, config: dict[str, Any], rank: int, seed: int, *, modules: Collection[str] | None = None) -> None:
+    """adapter_config.json and adapter_model.safetensors (float16), small enough to leave the base's text sensible.
+
+    Over all seven linear layers, or over `modules`: `self_attn.q_proj` and so on.
+    """
     rng = np.random.default_rng(seed)
-    shapes = linear_shapes(config)
+    shapes = {module: shape for module, shape in linear_shapes(config).items() if modules is None or module in modules}
     tensors = {}
     for layer in range(config["num_hidden_layers"]):
         for module, (in_features, out_features) in shapes.items():

@@ -18,6 +18,7 @@ from loramux.engine.core import EngineCore
 from loramux.engine.detokenize import TextStream
 from loramux.engine.model.decoder import DecoderModel
 from loramux.engine.model.load import load_model
+from loramux.engine.model.saved_embeddings import base_digests
 from loramux.engine.prefix import BLOCK_SIZE
 from loramux.engine.runner import ModelRunner
 from loramux.engine.types import EngineInfo, GenerationRequest
@@ -43,11 +44,12 @@ def build_core(config: EngineConfig, fetch_adapter: FetchAdapter, wake: Callable
         torch.set_num_threads(config.num_threads)
     device = _device(config.device)
     ops = select_ops(device)
-    checkpoint = open_checkpoint(config.model, Path(config.data_dir) / "checkpoints")
+    checkpoint = open_checkpoint(config.model, _checkpoint_cache(config))
     grammars = WorkerGrammarService(checkpoint.files_dir / "tokenizer.json", checkpoint.vocab_size, checkpoint.eos_token_ids)
     model = load_model(checkpoint, device, config.dtype, ops)
     num_blocks = _num_blocks(config, model)
-    base = _describe(config, checkpoint, model, num_blocks)
+    tokenizer = Tokenizer.from_file(str(checkpoint.files_dir / "tokenizer.json"))
+    base = _describe(config, checkpoint, model, num_blocks, tokenizer)
     info = EngineInfo(
         engine_id=f"engine-{os.getpid()}",
         epoch=secrets.token_hex(8),
@@ -67,7 +69,6 @@ def build_core(config: EngineConfig, fetch_adapter: FetchAdapter, wake: Callable
         adapter_config, tensors = fetch_adapter(digest)
         return load_host_adapter(digest, adapter_config, tensors, model, slots)
 
-    tokenizer = Tokenizer.from_file(str(checkpoint.files_dir / "tokenizer.json"))
     return EngineCore(
         info,
         runner=runner,
@@ -117,7 +118,11 @@ def _memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _describe(config: EngineConfig, checkpoint: Checkpoint, model: DecoderModel, num_blocks: int) -> BaseDescription:
+def _checkpoint_cache(config: EngineConfig) -> Path:
+    return Path(config.data_dir) / "checkpoints"
+
+
+def _describe(config: EngineConfig, checkpoint: Checkpoint, model: DecoderModel, num_blocks: int, tokenizer: Tokenizer) -> BaseDescription:
     return BaseDescription(
         digest=checkpoint.digest,
         tokenizer_digest=checkpoint.tokenizer_digest,
@@ -129,6 +134,8 @@ def _describe(config: EngineConfig, checkpoint: Checkpoint, model: DecoderModel,
         eos_token_ids=checkpoint.eos_token_ids,
         max_lora_rank=config.max_lora_rank,
         modules=model.modules,
+        saved_weight_digests=base_digests(checkpoint, _checkpoint_cache(config)),
+        added_tokens={token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items()},
     )
 
 

@@ -36,7 +36,7 @@ def load_model(checkpoint: Checkpoint, device: str, dtype: str, ops: Ops) -> Dec
     Raises `StartupFailed` naming an unsupported feature, or the file or tensor that is missing or wrong.
     """
     config = parse_config(checkpoint.config)
-    weights = Weights(_source(checkpoint, config), torch.device(device), choose_dtype(dtype, device, config))
+    weights = Weights(open_source(checkpoint, config), torch.device(device), choose_dtype(dtype, device, config))
     embedding = weights.take(f"{EMBEDDING}.weight", config.vocab_size, config.hidden_size)
     if config.tie_word_embeddings:
         weights.discard(f"{LM_HEAD}.weight")
@@ -63,7 +63,8 @@ def _cpu_has_bfloat16() -> bool:
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
-def _source(checkpoint: Checkpoint, config: ModelConfig) -> TensorSource:
+def open_source(checkpoint: Checkpoint, config: ModelConfig) -> TensorSource:
+    """The checkpoint's tensors as its files have them."""
     first = checkpoint.weights[0]
     if first.suffix == ".gguf":
         return GGUFSource(first, config.num_heads, config.num_kv_heads)

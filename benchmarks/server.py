@@ -1,0 +1,111 @@
+"""`loramux serve` in a process of its own, and the admin requests that benchmarks make of it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from random_adapters import write_random_adapter
+
+from loramux.engine.checkpoint import open_checkpoint
+
+START_TIMEOUT_S = 300
+BASE = "base"
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    admin_key: str
+    adapter_root: Path
+    pid: int
+    """Of the gateway; the engine and the store are its children."""
+    base: str = BASE
+    """The served model's name."""
+
+
+@contextmanager
+def serving(model: Path, directory: Path, flags: Sequence[str] = ()) -> Iterator[Server]:
+    """A server on a free port, once it is ready; it keeps everything in `directory`. Its log is shown if it fails to start."""
+    port, admin_key, log_path, adapter_root = free_port(), secrets.token_hex(32), directory / "serve.log", directory / "adapters"
+    adapter_root.mkdir(parents=True)
+    command = [sys.executable, "-m", "loramux", "serve", "--model", str(model), "--served-model-name", BASE]
+    command += ["--port", str(port), "--data-dir", str(directory / "data"), "--adapter-root", str(adapter_root), *flags]
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "LORAMUX_ADMIN_KEY": admin_key})
+    try:
+        url = f"http://127.0.0.1:{port}"
+        if not ready(process, url):
+            sys.exit(f"the server did not start:\n{log_path.read_text()}")
+        yield Server(url, admin_key, adapter_root, process.pid)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def ready(process: subprocess.Popen[bytes], url: str) -> bool:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            if httpx.get(f"{url}/health/ready").status_code == 200:
+                return True
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    return False
+
+
+def admin_client(server: Server) -> httpx.Client:
+    return httpx.Client(base_url=f"{server.url}/admin/v1", headers={"Authorization": f"Bearer {server.admin_key}"}, timeout=120)
+
+
+def infer_client(server: Server, key: str) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None)
+    return httpx.AsyncClient(base_url=server.url, timeout=600, headers={"Authorization": f"Bearer {key}"}, limits=limits)
+
+
+def new_tenant(admin: httpx.Client, tenant: str) -> str:
+    """A tenant and the key of it."""
+    call(admin, "POST", "/tenants", {"id": tenant})
+    key: str = call(admin, "POST", f"/tenants/{tenant}/keys", {"scopes": ["infer"]})["key"]
+    return key
+
+
+def register(admin: httpx.Client, directory: Path, tenant: str) -> str:
+    """Register a PEFT directory under its own name, granted to the tenant. -> the model name to ask for"""
+    body = {"base": BASE, "source": {"uri": f"file:{directory}"}, "tenants": [tenant]}
+    call(admin, "POST", f"/adapters/{directory.name}/versions", body)
+    return f"{BASE}:{directory.name}"
+
+
+def call(admin: httpx.Client, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+    response = admin.request(method, path, json=body)
+    if not response.is_success:
+        sys.exit(f"{path}: {response.status_code} {response.text}")
+    return response.json() if response.content else None
+
+
+def write_adapters(model: Path, root: Path, count: int, rank: int, **options: Any) -> list[Path]:
+    """Random adapters `random-0` and so on; `options` as `write_random_adapter` has them."""
+    config = open_checkpoint(str(model), root.parent / "checkpoints").config
+    paths = [root / f"random-{rank}-{i}" for i in range(count)]
+    for seed, path in enumerate(paths):
+        write_random_adapter(path, config, rank, seed, **options)
+    return paths
