@@ -1,4 +1,4 @@
-"""The reference operations against their equations, written out plainly."""
+"""The reference operations against their equations, written out plainly; low-rank updates are in `test_lora.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from loramux.kernels.ops import AttentionBatch, LoraTerm, SliceWeights
+from loramux.kernels.ops import AttentionBatch
 from loramux.kernels.reference.ops import ReferenceOps
 
 OPS = ReferenceOps()
@@ -127,19 +127,6 @@ def test_rope_turns_each_pair_by_its_angle() -> None:
     got = OPS.rope(x, torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin())
     pairs = torch.complex(x[..., :5], x[..., 5:]) * torch.polar(torch.ones(4, 5), angles).unsqueeze(1)
     torch.testing.assert_close(got, torch.cat((pairs.real, pairs.imag), -1), atol=1e-5, rtol=1e-5)
-
-
-def test_lora_adds_each_term_to_its_rows_and_columns_only() -> None:
-    x, y = torch.randn(11, 17), torch.randn(11, 23)
-    a, b_first, b_second = torch.randn(5, 17), torch.randn(7, 2), torch.randn(6, 3)
-    other = LoraTerm(7, 8, torch.randn(3, 17), (SliceWeights(0, 3, 0, 23, torch.randn(23, 3)),))
-    term = LoraTerm(2, 7, a, (SliceWeights(0, 2, 0, 7, b_first), SliceWeights(2, 5, 13, 19, b_second)))
-    want = y.clone()
-    want[2:7, 0:7] += x[2:7] @ a[:2].T @ b_first.T
-    want[2:7, 13:19] += x[2:7] @ a[2:].T @ b_second.T
-    want[7:8] += x[7:8] @ other.a.T @ other.slices[0].b.T
-    OPS.lora(y, x, [term, other])
-    torch.testing.assert_close(y, want, atol=1e-5, rtol=1e-5)
 
 
 def test_bitmask_forbids_exactly_the_clear_bits() -> None:

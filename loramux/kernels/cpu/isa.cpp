@@ -8,8 +8,9 @@ static std::vector<Isa> detect() {
     std::vector<Isa> isas{Isa::SCALAR};
 #ifdef LORAMUX_X86
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2")) isas.push_back(Isa::AVX2);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) isas.push_back(Isa::AVX2);
     if (__builtin_cpu_supports("avx512f")) isas.push_back(Isa::AVX512);
+    if (__builtin_cpu_supports("avx512bf16")) isas.push_back(Isa::AVX512_BF16);
 #endif
     return isas;
 }

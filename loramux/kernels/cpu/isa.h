@@ -10,7 +10,8 @@
 
 namespace loramux {
 
-enum class Isa { SCALAR, AVX2, AVX512 };
+// AVX2 comes with FMA.
+enum class Isa { SCALAR, AVX2, AVX512, AVX512_BF16 };
 
 // What this machine runs, slowest first.
 const std::vector<Isa>& supported_isas();

@@ -1,10 +1,14 @@
-// Python bindings. Tensors arrive as raw addresses and sizes, checked by `ops.py`: that keeps torch's headers out of the build and a
+// Python bindings. Tensors arrive as raw addresses and sizes, checked by `ops.py` and
+// `lora.py`: that keeps torch's headers out of the build and a
 // call at a few microseconds.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include "apply_bitmask.h"
 #include "isa.h"
+#include "lora.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -14,11 +18,78 @@ static T* pointer(uintptr_t address) {
     return reinterpret_cast<T*>(address);
 }
 
+using SegmentTuple = std::tuple<int64_t, int64_t, const loramux::LoraAdapter*>;
+
+static std::vector<loramux::LoraSegment> as_segments(const std::vector<SegmentTuple>& tuples) {
+    std::vector<loramux::LoraSegment> segments;
+    for (const auto& [start, end, adapter] : tuples) segments.push_back({start, end, adapter});
+    return segments;
+}
+
+static void bind_lora_weights(nb::module_& m) {
+    using namespace loramux;
+
+    nb::class_<LoraSlice>(m, "LoraSlice")
+        .def(
+            "__init__",
+            [](LoraSlice* self, int64_t rank_start, int64_t rank_end, int64_t out_start, int64_t out_end, uintptr_t b, uintptr_t gain,
+               uintptr_t shift) {
+                new (self) LoraSlice{rank_start,          rank_end, out_start, out_end, pointer<void>(b), pointer<float>(gain),
+                                     pointer<float>(shift)};
+            },
+            nb::kw_only(), "rank_start"_a, "rank_end"_a, "out_start"_a, "out_end"_a, "b"_a, "gain"_a, "shift"_a);
+
+    nb::class_<LoraSite>(m, "LoraSite")
+        .def(
+            "__init__",
+            [](LoraSite* self, uintptr_t a, int64_t num_ranks, int64_t in_features, int64_t out_features, std::vector<LoraSlice> slices) {
+                new (self) LoraSite{pointer<void>(a), num_ranks, in_features, out_features, std::move(slices)};
+            },
+            nb::kw_only(), "a"_a, "num_ranks"_a, "in_features"_a, "out_features"_a, "slices"_a);
+
+    nb::class_<LoraEmbedding>(m, "LoraEmbedding")
+        .def(
+            "__init__",
+            [](LoraEmbedding* self, uintptr_t a, int64_t vocab_size, const LoraSlice& slice) {
+                new (self) LoraEmbedding{pointer<void>(a), vocab_size, slice};
+            },
+            nb::kw_only(), "a"_a, "vocab_size"_a, "slice"_a);
+
+    nb::class_<LoraAdapter>(m, "LoraAdapter")
+        .def(nb::init<std::vector<std::optional<LoraSite>>, std::optional<LoraEmbedding>>(), "sites"_a, "embedding"_a.none());
+}
+
+static void bind_lora_plan(nb::module_& m) {
+    using namespace loramux;
+
+    nb::enum_<LoraDtype>(m, "LoraDtype").value("FLOAT32", LoraDtype::FLOAT32).value("BFLOAT16", LoraDtype::BFLOAT16);
+
+    nb::class_<LoraPlan>(m, "LoraPlan")
+        .def(
+            "__init__",
+            [](LoraPlan* self, const std::vector<SegmentTuple>& segments, LoraDtype dtype, Isa isa, int num_threads) {
+                new (self) LoraPlan(as_segments(segments), dtype, isa, num_threads);
+            },
+            "segments"_a, "dtype"_a, "isa"_a, "num_threads"_a)
+        .def(
+            "apply",
+            [](LoraPlan& plan, size_t site, uintptr_t y, int64_t y_rows, int64_t y_columns, uintptr_t x, int64_t x_rows,
+               int64_t x_columns) { plan.apply(site, {pointer<void>(y), y_rows, y_columns}, {pointer<void>(x), x_rows, x_columns}); },
+            nb::call_guard<nb::gil_scoped_release>())
+        .def(
+            "embed",
+            [](LoraPlan& plan, uintptr_t y, int64_t y_rows, int64_t y_columns, uintptr_t token_ids, int64_t num_tokens) {
+                plan.embed({pointer<void>(y), y_rows, y_columns}, pointer<int64_t>(token_ids), num_tokens);
+            },
+            nb::call_guard<nb::gil_scoped_release>());
+}
+
 NB_MODULE(_native, m) {
     nb::enum_<loramux::Isa>(m, "Isa")
         .value("SCALAR", loramux::Isa::SCALAR)
         .value("AVX2", loramux::Isa::AVX2)
-        .value("AVX512", loramux::Isa::AVX512);
+        .value("AVX512", loramux::Isa::AVX512)
+        .value("AVX512_BF16", loramux::Isa::AVX512_BF16);
 
     m.def("supported_isas", [] { return loramux::supported_isas(); });
 
@@ -30,4 +101,7 @@ NB_MODULE(_native, m) {
         },
         "logits"_a, "num_rows"_a, "vocab_size"_a, "bitmask"_a, "rows"_a, "num_masks"_a, "isa"_a,
         nb::call_guard<nb::gil_scoped_release>());
+
+    bind_lora_weights(m);
+    bind_lora_plan(m);
 }

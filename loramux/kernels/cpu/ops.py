@@ -6,6 +6,8 @@ import torch
 
 from loramux.kernels.cpu import _native
 from loramux.kernels.cpu.linear import linear
+from loramux.kernels.cpu.lora import DTYPES, CpuLoraSlots
+from loramux.kernels.ops import LoraLimits, LoraShape, LoraSlots
 from loramux.kernels.reference.ops import ReferenceOps
 
 
@@ -22,6 +24,9 @@ class CpuOps(ReferenceOps):
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return linear(x, weight, bias)
+
+    def lora_slots(self, shape: LoraShape, limits: LoraLimits) -> LoraSlots:
+        return CpuLoraSlots(shape, self.isa) if shape.dtype in DTYPES else super().lora_slots(shape, limits)
 
     def apply_bitmask(self, logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
         """logits[rows[i], t] = -inf in place where bit t of bitmask[i] is 0.
