@@ -1,0 +1,1 @@
+"""CUDA kernels in Triton, and the adapters' memory on the device that they read."""
