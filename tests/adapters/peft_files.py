@@ -100,7 +100,7 @@ def describe(model: PreTrainedModel) -> BaseDescription:
     )
 
 
-def saved(directory: Path, model: PreTrainedModel, **config: Any) -> Adapter:
+def saved(directory: Path, model: PreTrainedModel, *, save_embedding_layers: bool | str = "auto", **config: Any) -> Adapter:
     """What peft saves of a model where every trained parameter has moved."""
     torch.manual_seed(1)
     with warnings.catch_warnings(action="ignore"):
@@ -108,7 +108,7 @@ def saved(directory: Path, model: PreTrainedModel, **config: Any) -> Adapter:
         for parameter in adapted.parameters():
             if parameter.requires_grad:
                 parameter.data += 0.1 * torch.randn_like(parameter)
-        adapted.save_pretrained(str(directory))
+        adapted.save_pretrained(str(directory), save_embedding_layers=save_embedding_layers)
     return read(directory)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,11 +28,24 @@ def test_by_either_name(with_embeddings: Adapter) -> None:
 
 
 def test_beside_adapters_of_other_modules(tmp_path: Path) -> None:
-    """`save_embedding_layers=True` writes them whatever is targeted."""
-    plain = saved(tmp_path, tiny_qwen2(), target_modules=["q_proj"])
-    embedding = tiny_qwen2().state_dict()[f"{EMBED}.weight"]
-    report = check_applied(plain.with_tensor(f"{PEFT}{EMBED}.weight", embedding))
+    plain = saved(tmp_path / "plain", tiny_qwen2(), target_modules=["q_proj"])
+    whole = saved(tmp_path / "whole", tiny_qwen2(), target_modules=["q_proj"], save_embedding_layers=True)
+    assert whole.tensors.keys() - plain.tensors.keys() == {f"{PEFT}{EMBED}.weight", f"{PEFT}{HEAD}.weight"}
+    report = check_applied(whole)
     assert report.digest == plain.report(BASE).digest and report.num_bytes == plain.report(BASE).num_bytes
+
+
+def test_dora_of_an_embedding_that_peft_saves_under_two_names(tmp_path: Path) -> None:
+    config: dict[str, Any] = {"target_modules": [EMBED], "use_dora": True}
+    once = saved(tmp_path / "once", tiny_qwen2(), **config)
+    twice = saved(tmp_path / "twice", tiny_qwen2(), save_embedding_layers=True, **config)
+    magnitude = f"{PEFT}{EMBED}.lora_magnitude_vector"
+    assert {magnitude, f"{magnitude}.weight"} <= twice.tensors.keys()
+    report = twice.report(BASE)
+    assert report.errors == () and report.tensors_matched == report.tensors_total == len(twice.tensors) - 1
+    assert report.digest == once.report(BASE).digest
+    other = twice.with_tensor(f"{magnitude}.weight", twice.tensors[magnitude] + 1)
+    assert "twice, under different names" in other.report(BASE).errors[0]
 
 
 @pytest.mark.parametrize("module", [EMBED, HEAD])
