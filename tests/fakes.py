@@ -5,11 +5,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import msgspec
 
 from loramux.adapters.types import BaseDescription, ModuleShape
-from loramux.engine.types import EngineInfo, EngineStats, FinishReason, GenerationRequest, RequestEnd, TokenDelta, TokenLogprob
-from loramux.errors import EngineFailed, LoramuxError, NoEngine
+from loramux.engine.types import (
+    AdapterResidency,
+    EngineInfo,
+    EngineStats,
+    FinishReason,
+    GenerationRequest,
+    RequestEnd,
+    TokenDelta,
+    TokenLogprob,
+)
+from loramux.errors import Conflict, EngineFailed, LoramuxError, NoEngine
 
 TokenSource = Callable[[GenerationRequest, int, int], int]
 
@@ -74,17 +86,20 @@ class Behaviour:
     fail_after: int | None = None
     """The request fails with `engine_failed` after so many tokens."""
     hang_after: int | None = None
-    """Nothing more comes after so many tokens, until the request is aborted."""
+    """Nothing more comes after so many tokens, until the request is aborted or the engine told to `resume`."""
     deaf: bool = False
     """Aborting changes nothing: with `hang_after`, the request ends when the test has it `fail`, if ever."""
     die_after: int | None = None
     """The whole engine dies after so many tokens: every request fails with `no_engine`."""
+    refuse_place: LoramuxError | None = None
+    """Raised by `place`."""
 
 
 class FakeEngine:
     """`engine.interface.Engine` in this event loop. Tokens come from `source`, text from `decode`.
 
-    `requests` and `ends` record everything submitted and every terminal record, in order.
+    `requests` and `ends` record everything submitted and every terminal record, in order. An adapter loads in `load_s`, and is in a
+    slot from its first request on.
     """
 
     def __init__(self, info: EngineInfo, decode: Callable[[Sequence[int]], str], source: TokenSource, *, step_s: float = 0.0) -> None:
@@ -97,6 +112,8 @@ class FakeEngine:
         self.requests: list[GenerationRequest] = []
         self.ends: list[RequestEnd] = []
         self.running: dict[str, FakeGeneration] = {}
+        self.load_s = 0.0
+        self.residency: dict[str, AdapterResidency] = {}
 
     @property
     def info(self) -> EngineInfo | None:
@@ -111,15 +128,63 @@ class FakeEngine:
             raise NoEngine("no engine is ready")
         self.requests.append(request)
         generation = self.running[request.id] = FakeGeneration(self, request)
+        if request.adapter_digest is not None:
+            self._set(request.adapter_digest, tier="device", state="ready")
         return generation
+
+    async def place(self, digest: str, tier: Literal["host", "device"], *, pinned: bool | None = None) -> None:
+        if self.behaviour.refuse_place is not None:
+            raise self.behaviour.refuse_place
+        others = [each for each in self.residency.values() if each.pinned and each.tier == "device" and each.digest != digest]
+        if pinned and tier == "device" and len(others) >= self._info.max_loras - 1:
+            raise Conflict("pins would leave no slot free")
+        if digest not in self.residency:
+            self._set(digest, tier="none", state="loading")
+            await asyncio.sleep(self.load_s)
+        if not self.alive:
+            raise NoEngine("the engine was lost")
+        if digest not in self.residency:
+            raise Conflict("the adapter was dropped")
+        found = self.residency[digest]
+        self._set(
+            digest,
+            tier="device" if "device" in (tier, found.tier) else "host",
+            state="ready",
+            pinned=found.pinned if pinned is None else pinned,
+        )
+
+    def drop(self, digest: str) -> None:
+        if any(generation.adapter_digest == digest for generation in self.running.values()):
+            self._set(digest, state="draining", pinned=False)
+        else:
+            self.residency.pop(digest, None)
+
+    def _set(self, digest: str, **changes: object) -> None:
+        found = self.residency.get(digest) or AdapterResidency(digest, "none", num_bytes=64, rank=4)
+        self.residency[digest] = msgspec.structs.replace(found, **changes)
+
+    def _ended(self, generation: FakeGeneration, end: RequestEnd) -> None:
+        self.ends.append(end)
+        self.running.pop(end.request_id, None)
+        digest = generation.adapter_digest
+        if digest is not None and digest in self.residency and self.residency[digest].state == "draining":
+            self.drop(digest)
+
+    def resume(self) -> None:
+        """Let what hangs go on to its end."""
+        for generation in self.running.values():
+            generation.resume()
 
     def die(self) -> None:
         self.alive = False
+        self.residency = {}
         for generation in list(self.running.values()):
             generation.fail(NoEngine("the engine was lost"))
 
     def revive(self) -> None:
+        """As a new run of the engine."""
         self.alive = True
+        self._info = msgspec.structs.replace(self._info, epoch=str(int(self._info.epoch) + 1))
 
 
 class _Choice:
@@ -191,6 +256,10 @@ class FakeGeneration:
         self._error: LoramuxError | None = None
         self._task = asyncio.create_task(self._run())
 
+    @property
+    def adapter_digest(self) -> str | None:
+        return self._request.adapter_digest
+
     async def admitted(self) -> None:
         await asyncio.shield(self._admitted)
         if self._error is not None:
@@ -206,6 +275,11 @@ class FakeGeneration:
         if not self._behaviour.deaf:
             self._conclude("aborted")
 
+    def resume(self) -> None:
+        self._behaviour = replace(self._behaviour, hang_after=None)
+        if self._task.done():
+            self._task = asyncio.create_task(self._step_on())
+
     def fail(self, error: LoramuxError) -> None:
         self._error = error
         self._conclude("failed")
@@ -220,13 +294,16 @@ class FakeGeneration:
         if behaviour.refuse is not None:
             return self.fail(behaviour.refuse)
         self._admitted.set_result(None)
+        return await self._step_on()
+
+    async def _step_on(self) -> None:
         num_steps = 0
         while not self._end.done():
-            if num_steps == behaviour.hang_after:
+            if num_steps == self._behaviour.hang_after:
                 return None
-            if num_steps == behaviour.fail_after:
+            if num_steps == self._behaviour.fail_after:
                 return self.fail(EngineFailed("the forward pass failed"))
-            if num_steps == behaviour.die_after:
+            if num_steps == self._behaviour.die_after:
                 return self._engine.die()
             for choice in self._choices:
                 if not choice.finished:
@@ -249,8 +326,7 @@ class FakeGeneration:
             failure=None if self._error is None else self._error.to_failure(),
         )
         self._end.set_result(end)
-        self._engine.ends.append(end)
-        self._engine.running.pop(self._request.id, None)
+        self._engine._ended(self, end)
         if not self._admitted.done():
             self._admitted.set_result(None)
         self._queue.put_nowait(None)

@@ -9,7 +9,10 @@ Keys, all of one hash tag so that a script may touch any of them:
     {reg}:a:<name>:contents      hash    what makes two registrations the same -> version number
     {reg}:a:<name>:aliases       hash    alias -> version number
     {reg}:a:<name>:grants        set     tenant ids, or `*`
+    {reg}:a:<name>:draining      set     numbers of the versions that are not ready
+    {reg}:a:<name>:wanted        hash    `preload:<number>`, `pin:<number>` -> the tier that the operator wants it in
     {reg}:digests                hash    content digest -> how many versions have it
+    {reg}:draining               hash    content digest -> how many of those are draining
 """
 
 from __future__ import annotations
@@ -17,14 +20,14 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
 from loramux.adapters import registry_scripts as scripts
 from loramux.adapters.ref import DEFAULT_ALIAS, ModelRef, check_alias, check_name, model_not_found
 from loramux.adapters.types import AdapterVersion, RegistrationReport
-from loramux.errors import Conflict, NotFound, StoreUnavailable
+from loramux.errors import Conflict, Draining, NotFound, StoreUnavailable
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -39,6 +42,23 @@ class Registered(NamedTuple):
     version: AdapterVersion
     created: bool
     """False if the same content and metadata were registered under the name before."""
+
+
+class Digests(NamedTuple):
+    """Content digests of versions."""
+
+    named: frozenset[str]
+    """That some version has; contents of others can be deleted."""
+    served: frozenset[str]
+    """That some ready version has; an engine needs no others."""
+
+
+class Wanted(NamedTuple):
+    """What the operator wants of the engines, in force until it is taken back or the version is drained or deleted."""
+
+    digest: str
+    tier: Literal["host", "device"]
+    pinned: bool
 
 
 class AdapterRecord(msgspec.Struct, frozen=True):
@@ -74,7 +94,8 @@ class Registry:
     ) -> Registered:
         """Add a version, or find the one that has the same base, digest and metadata. `tenants` are granted besides those that are.
 
-        The first version sets the alias `prod`; later ones never move it. Raises `InvalidRequest` for a bad name.
+        The first version sets the alias `prod`; later ones never move it. One found that was draining is ready again. Raises
+        `InvalidRequest` for a bad name.
         """
         check_name(name)
         version = AdapterVersion(
@@ -96,7 +117,7 @@ class Registry:
         """The exact version that a model name means to a tenant.
 
         Raises the same `ModelNotFound` where the adapter, alias or version is unknown, where it is not granted to the tenant, and,
-        with `base_digest`, where the version is of another base.
+        with `base_digest`, where the version is of another base; `Draining` where none of that is so but the version is not ready.
         """
         if ref.adapter is None:
             raise ValueError("the base is not in the registry")
@@ -106,6 +127,8 @@ class Registry:
         version = _version(*found)
         if base_digest is not None and version.base_digest != base_digest:
             raise model_not_found(ref.requested)
+        if version.state == "draining":
+            raise Draining(f"{ref.requested} is being taken out of service")
         return version
 
     async def visible(self, tenant_id: str, *, base_digest: str | None = None) -> tuple[str, ...]:
@@ -148,6 +171,32 @@ class Registry:
         """Take a tenant out of every grant."""
         await self._write(scripts.REVOKE, [tenant_id])
 
+    async def drain(self, name: str, version: int) -> AdapterVersion:
+        """Let no new request have the version, and want nothing more of it. Raises `NotFound`."""
+        record = await self._write(scripts.DRAIN, [name, str(version)])
+        if record is None:
+            raise _no_version()
+        return _version(version, record, draining=True)
+
+    async def want(self, name: str, version: int, tier: Literal["host", "device"], *, pinned: bool) -> None:
+        """Keep what engines shall have from their start. Raises `NotFound`; `Conflict` for a version that is draining."""
+        kind = "pin" if pinned else "preload"
+        state = _text(await self._write(scripts.WANT, [name, str(version), kind, tier]))
+        if state == "missing":
+            raise _no_version()
+        if state == "draining":
+            raise Conflict(f"{name}@{version} is draining; register it again first")
+
+    async def unpin(self, name: str, version: int) -> None:
+        """Want no pin any more. Raises `NotFound`."""
+        if not await self._write(scripts.UNPIN, [name, str(version)]):
+            raise _no_version()
+
+    async def wanted(self, base_digest: str) -> tuple[Wanted, ...]:
+        """Of versions of that base, pins first."""
+        found = await self._run(scripts.WANTED, [base_digest])
+        return tuple(sorted((_wanted(*each) for each in found), key=lambda each: not each.pinned))
+
     async def delete_version(self, name: str, version: int) -> None:
         """Raises `NotFound`; `Conflict` while an alias points at it."""
         found, alias = await self._write(scripts.DELETE_VERSION, [name, str(version)])
@@ -161,17 +210,18 @@ class Registry:
         if not await self._write(scripts.DELETE_ADAPTER, [name]):
             raise _no_adapter()
 
-    async def digests(self) -> frozenset[str]:
-        """Content digests that some version has; contents of others can be deleted."""
-        return frozenset(_text(digest) for digest in await self._run(scripts.DIGESTS, []))
+    async def digests(self) -> Digests:
+        named, served = await self._run(scripts.DIGESTS, [])
+        return Digests(frozenset(map(_text, named)), frozenset(map(_text, served)))
 
     async def _record(self, name: str) -> AdapterRecord | None:
-        versions, aliases, grants = await self._run(scripts.RECORD, [name])
+        versions, aliases, grants, draining = await self._run(scripts.RECORD, [name])
         if not versions:
             return None
+        found = (_version(number, record, draining=number in draining) for number, record in _pairs(versions))
         return AdapterRecord(
             name=name,
-            versions=tuple(sorted((_version(*pair) for pair in _pairs(versions)), key=lambda version: version.version)),
+            versions=tuple(sorted(found, key=lambda version: version.version)),
             aliases={_text(alias): int(number) for alias, number in sorted(_pairs(aliases))},
             grants=tuple(sorted(_text(tenant) for tenant in grants)),
         )
@@ -196,9 +246,14 @@ def _content_key(version: AdapterVersion) -> str:
     return hashlib.sha256(parts).hexdigest()
 
 
-def _version(number: Any, record: Any) -> AdapterVersion:
-    """The record holds 0 for the number, which the store gave out after it was encoded."""
-    return msgspec.structs.replace(msgspec.json.decode(record, type=AdapterVersion), version=int(number))
+def _version(number: Any, record: Any, draining: Any = False) -> AdapterVersion:
+    """The record holds 0 for the number, which the store gave out after it was encoded, and the state that every version begins in."""
+    version = msgspec.json.decode(record, type=AdapterVersion)
+    return msgspec.structs.replace(version, version=int(number), state="draining" if draining else "ready")
+
+
+def _wanted(digest: Any, kind: Any, tier: Any) -> Wanted:
+    return Wanted(_text(digest), "device" if _text(tier) == "device" else "host", pinned=_text(kind) == "pin")
 
 
 def _pairs(flat: Sequence[Any]) -> Iterable[tuple[Any, Any]]:

@@ -9,20 +9,35 @@ local name = ARGV[1]
 local meta = '{reg}:a:' .. name
 local versions, contents = meta .. ':versions', meta .. ':contents'
 local aliases, grants = meta .. ':aliases', meta .. ':grants'
+local draining, wanted = meta .. ':draining', meta .. ':wanted'
 """
 
-_FORGET_DIGEST = """
-local function forget_digest(number)
+_STATES = """
+local function count(key, number, change)
   local digest = redis.call('HGET', meta, 'digest:' .. number)
-  redis.call('HDEL', meta, 'digest:' .. number, 'base:' .. number)
-  if redis.call('HINCRBY', '{reg}:digests', digest, -1) <= 0 then
-    redis.call('HDEL', '{reg}:digests', digest)
+  if redis.call('HINCRBY', key, digest, change) <= 0 then
+    redis.call('HDEL', key, digest)
   end
+end
+local function make_ready(number)
+  if redis.call('SREM', draining, number) == 1 then
+    count('{reg}:draining', number, -1)
+  end
+end
+local function forget_wanted(number)
+  redis.call('HDEL', wanted, 'preload:' .. number, 'pin:' .. number)
+end
+local function forget(number)
+  make_ready(number)
+  forget_wanted(number)
+  count('{reg}:digests', number, -1)
+  redis.call('HDEL', meta, 'digest:' .. number, 'base:' .. number)
 end
 """
 
 REGISTER = (
     _NAMED
+    + _STATES
     + """
 local digest, base, content, record, default_alias = ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 for i = 7, #ARGV do
@@ -30,6 +45,7 @@ for i = 7, #ARGV do
 end
 local existing = redis.call('HGET', contents, content)
 if existing then
+  make_ready(existing)
   return {existing, 0, redis.call('HGET', versions, existing)}
 end
 local number = redis.call('HINCRBY', meta, 'next', 1)
@@ -38,7 +54,7 @@ redis.call('SADD', KEYS[1], name)
 redis.call('HSET', versions, number, record)
 redis.call('HSET', contents, content, number)
 redis.call('HSET', meta, 'digest:' .. number, digest, 'base:' .. number, base)
-redis.call('HINCRBY', '{reg}:digests', digest, 1)
+count('{reg}:digests', number, 1)
 if first then
   redis.call('HSET', aliases, default_alias, number)
 end
@@ -60,7 +76,7 @@ local record = number and redis.call('HGET', versions, number)
 if not record then
   return false
 end
-return {number, record}
+return {number, record, redis.call('SISMEMBER', draining, number)}
 """
 )
 
@@ -85,14 +101,79 @@ return found
 
 NAMES = "return redis.call('SMEMBERS', KEYS[1])"
 
-DIGESTS = "return redis.call('HKEYS', '{reg}:digests')"
+DIGESTS = """
+local named, served = {}, {}
+local counts = redis.call('HGETALL', '{reg}:digests')
+for i = 1, #counts, 2 do
+  local digest, num_versions = counts[i], tonumber(counts[i + 1])
+  named[#named + 1] = digest
+  if num_versions > tonumber(redis.call('HGET', '{reg}:draining', digest) or 0) then
+    served[#served + 1] = digest
+  end
+end
+return {named, served}
+"""
 
 RECORD = (
     _NAMED
     + """
-return {redis.call('HGETALL', versions), redis.call('HGETALL', aliases), redis.call('SMEMBERS', grants)}
+local listed = {redis.call('HGETALL', versions), redis.call('HGETALL', aliases), redis.call('SMEMBERS', grants)}
+listed[4] = redis.call('SMEMBERS', draining)
+return listed
 """
 )
+
+DRAIN = (
+    _NAMED
+    + _STATES
+    + """
+local number = ARGV[2]
+local record = redis.call('HGET', versions, number)
+if record and redis.call('SADD', draining, number) == 1 then
+  count('{reg}:draining', number, 1)
+  forget_wanted(number)
+end
+return record
+"""
+)
+
+WANT = (
+    _NAMED
+    + """
+local number, kind, tier = ARGV[2], ARGV[3], ARGV[4]
+if redis.call('HEXISTS', versions, number) == 0 then
+  return 'missing'
+end
+if redis.call('SISMEMBER', draining, number) == 1 then
+  return 'draining'
+end
+redis.call('HSET', wanted, kind .. ':' .. number, tier)
+return 'ready'
+"""
+)
+
+UNPIN = (
+    _NAMED
+    + """
+redis.call('HDEL', wanted, 'pin:' .. ARGV[2])
+return redis.call('HEXISTS', versions, ARGV[2])
+"""
+)
+
+WANTED = """
+local base, found = ARGV[1], {}
+for _, name in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+  local meta = '{reg}:a:' .. name
+  local flat = redis.call('HGETALL', meta .. ':wanted')
+  for i = 1, #flat, 2 do
+    local kind, number = string.match(flat[i], '^(%a+):(%d+)$')
+    if redis.call('HGET', meta, 'base:' .. number) == base then
+      found[#found + 1] = {redis.call('HGET', meta, 'digest:' .. number), kind, flat[i + 1]}
+    end
+  end
+end
+return found
+"""
 
 SET_ALIAS = (
     _NAMED
@@ -128,7 +209,7 @@ return 1
 
 DELETE_VERSION = (
     _NAMED
-    + _FORGET_DIGEST
+    + _STATES
     + """
 local number = ARGV[2]
 if redis.call('HEXISTS', versions, number) == 0 then
@@ -147,20 +228,20 @@ for i = 1, #by_content, 2 do
   end
 end
 redis.call('HDEL', versions, number)
-forget_digest(number)
+forget(number)
 return {1, ''}
 """
 )
 
 DELETE_ADAPTER = (
     _NAMED
-    + _FORGET_DIGEST
+    + _STATES
     + """
 if redis.call('SREM', KEYS[1], name) == 0 then
   return 0
 end
 for _, number in ipairs(redis.call('HKEYS', versions)) do
-  forget_digest(number)
+  forget(number)
 end
 redis.call('DEL', versions, contents, aliases, grants)
 return 1

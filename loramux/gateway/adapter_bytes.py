@@ -1,16 +1,19 @@
-"""Adapter bytes of this data directory and the versions that name them: kept before they are named, freed when no version does."""
+"""Adapter bytes of this data directory and of the engine, and the versions that name them: kept before they are named, freed when no
+version does."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from loramux.adapters.contents import Contents, ContentStore
 from loramux.adapters.registry import Registry
+from loramux.engine.interface import Engine
 from loramux.errors import StoreUnavailable
+from loramux.gateway.in_flight import InFlight
 
 log = logging.getLogger("loramux.gateway")
 
@@ -18,15 +21,20 @@ _OTHER_STORES = "other-stores"
 
 
 class AdapterBytes:
-    """Of one gateway, which alone has the data directory. Nothing is freed while bytes that were kept are not named yet.
+    """Of one gateway, which alone has the data directory. Nothing is freed while bytes that were kept are not named yet, nor while a
+    request that was resolved to them is in flight: its engine may not have read them.
 
-    Bytes are freed only where the embedded store alone has ever named contents of this directory: another store may name what this
-    one does not. The engine that reads them fetches again what is freed between its look and its read, and finds it gone.
+    Bytes on disk are freed only where the embedded store alone has ever named contents of this directory: another store may name what
+    this one does not. The engine of this host reads the directory itself and keeps no copy of its own.
     """
 
-    def __init__(self, contents: ContentStore, registry: Registry, data_dir: Path, store_url: str) -> None:
-        self._contents, self._registry = contents, registry
+    def __init__(
+        self, contents: ContentStore, registry: Registry, engine: Engine, in_flight: InFlight, data_dir: Path, store_url: str
+    ) -> None:
+        self._contents, self._registry, self._engine, self._in_flight = contents, registry, engine, in_flight
         self._lock = asyncio.Lock()
+        self.waits = False
+        """Whether something could not be freed yet, so that `free` has to be called again."""
         if store_url != "embedded":
             (data_dir / _OTHER_STORES).touch()
         self._may_free = not (data_dir / _OTHER_STORES).exists()
@@ -38,18 +46,31 @@ class AdapterBytes:
             await asyncio.to_thread(self._contents.put, digest, *contents)
             yield
 
-    async def free_unnamed(self) -> None:
-        """Free what no version names: of deleted versions, or of registrations cut off half-way. Raises StoreUnavailable."""
+    async def free(self) -> None:
+        """Let the engine drop what no ready version names, and free the bytes on disk that no version names: of versions deleted or
+        drained, or of registrations cut off half-way. Raises StoreUnavailable and OSError."""
+        self.waits = True
+        async with self._lock:
+            digests = await self._registry.digests()
+            self._drop_all_but(digests.served)
+            in_use = self._in_flight.digests
+            await self._delete_all_but(digests.named | in_use)
+            self.waits = not in_use <= digests.served
+
+    async def free_after_change(self) -> None:
+        """As `free`; the change has succeeded whatever becomes of the bytes, which are freed later."""
+        try:
+            await self.free()
+        except (StoreUnavailable, OSError):
+            log.warning("the bytes of an adapter were not freed", exc_info=True)
+
+    def _drop_all_but(self, served: Set[str]) -> None:
+        for digest, residency in list(self._engine.residency.items()):
+            if digest not in served and residency.state != "draining":
+                self._engine.drop(digest)
+
+    async def _delete_all_but(self, kept: Set[str]) -> None:
         if not self._may_free:
             return
-        async with self._lock:
-            named = await self._registry.digests()
-            for digest in self._contents.digests() - named:
-                await asyncio.to_thread(self._contents.delete, digest)
-
-    async def free_after_deletion(self) -> None:
-        """As `free_unnamed`; the deletion has succeeded whatever becomes of the bytes, which the next start frees."""
-        try:
-            await self.free_unnamed()
-        except (StoreUnavailable, OSError):
-            log.warning("the bytes of a deleted adapter were not freed", exc_info=True)
+        for digest in self._contents.digests() - kept:
+            await asyncio.to_thread(self._contents.delete, digest)

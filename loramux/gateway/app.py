@@ -10,7 +10,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Scope
 
 from loramux.gateway import health
-from loramux.gateway.admin import adapters, engines, keys, tenants
+from loramux.gateway.admin import adapters, engines, keys, operations, placements, tenants
 from loramux.gateway.http_errors import install_error_handlers
 from loramux.gateway.metrics import ObserveRequests
 from loramux.gateway.middleware import BodyLimit, RequestContext
@@ -25,7 +25,7 @@ def create_routes(services: Services) -> FastAPI:
     """Every route, with its errors in the contract's form, but without middleware."""
     app = FastAPI(title="loramux", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.state.services = services
-    for module in (health, routes, tenants, keys, adapters, engines):
+    for module in (health, routes, tenants, keys, adapters, placements, engines, operations):
         app.include_router(module.router)
     install_error_handlers(app)
     return app

@@ -6,7 +6,8 @@ Labels that clients or tenants choose are bounded in number: what comes after th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter as Multiset
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -14,7 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from loramux.engine.types import EngineStats, RequestEnd
+from loramux.engine.interface import Engine
+from loramux.engine.types import AdapterResidency, RequestEnd
 
 MAX_LABEL_VALUES = 100
 OTHER = "other"
@@ -85,9 +87,9 @@ class Metrics:
         self._between = self._histogram("inter_token_seconds", "Between two deltas of a choice.", _BETWEEN_TOKENS_S)
         self._duration = self._histogram("request_duration_seconds", "From arrival to the last byte.", _DURATION_S, ("route",))
 
-    def watch_engine(self, stats: Callable[[], EngineStats]) -> None:
+    def watch_engine(self, engine: Engine) -> None:
         """Publish the engine's gauges and counters, read at each scrape."""
-        self.registry.register(_EngineCollector(stats))
+        self.registry.register(_EngineCollector(engine))
 
     def observe_request(self, route: str, status: int, duration_s: float) -> None:
         """`route` is the path's template, never the path."""
@@ -130,6 +132,7 @@ _ENGINE_GAUGES = {
     "num_slots_used": ("adapter_slots_used", "Adapter slots held by running sequences."),
     "num_host_adapters": ("host_adapters", "Adapters in host memory."),
     "host_adapter_bytes": ("host_adapter_bytes", "Bytes of adapters in host memory."),
+    "num_adapters_loading": ("adapters_loading", "Adapters on their way to host memory."),
     "num_grammars": ("grammars", "Grammar matchers held by sequences."),
 }
 _ENGINE_COUNTERS = {
@@ -138,16 +141,33 @@ _ENGINE_COUNTERS = {
     "num_cached_tokens": ("cached_tokens", "Prompt tokens read from the prefix cache."),
     "num_completion_tokens": ("completion_tokens", "Tokens generated."),
     "num_preemptions": ("preemptions", "Sequences preempted and recomputed later."),
+    "num_adapter_loads": ("adapter_loads", "Adapters loaded into host memory."),
+    "num_adapter_evictions": ("adapter_evictions", "Adapters that left host memory, for room or because they were dropped."),
+    "num_slot_turns": ("adapter_slot_turns", "Slots taken from an adapter in use, for one that had waited."),
 }
 
 
+_TIERS = ("none", "host", "device")
+_STATES = ("ready", "loading", "draining")
+
+
 class _EngineCollector(Collector):
-    def __init__(self, stats: Callable[[], EngineStats]) -> None:
-        self._stats = stats
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
-        stats: Any = self._stats()
+        yield _adapters_by_tier(self._engine.residency.values())
+        stats: Any = self._engine.stats
         for field, (name, text) in _ENGINE_GAUGES.items():
             yield GaugeMetricFamily(f"loramux_engine_{name}", text, value=getattr(stats, field))
         for field, (name, text) in _ENGINE_COUNTERS.items():
             yield CounterMetricFamily(f"loramux_engine_{name}", text, value=getattr(stats, field))
+
+
+def _adapters_by_tier(residencies: Iterable[AdapterResidency]) -> Metric:
+    family = GaugeMetricFamily("loramux_engine_adapters", "Adapters that the engine has or loads.", labels=("tier", "state"))
+    found: Multiset[tuple[str, str]] = Multiset((residency.tier, residency.state) for residency in residencies)
+    for tier in _TIERS:
+        for state in _STATES:
+            family.add_metric((tier, state), found[tier, state])
+    return family

@@ -7,8 +7,8 @@ import pytest
 from redis.asyncio import Redis
 
 from loramux.adapters.ref import ModelRef, parse_model
-from loramux.adapters.registry import Registered, Registry
-from loramux.errors import Conflict, InvalidRequest, ModelNotFound, NotFound
+from loramux.adapters.registry import Digests, Registered, Registry, Wanted
+from loramux.errors import Conflict, Draining, InvalidRequest, ModelNotFound, NotFound
 from tests.adapters.samples import BASE, REPORT
 from tests.valkey import running_valkey
 
@@ -144,11 +144,82 @@ async def test_digests_are_those_that_versions_have(registry: Registry) -> None:
     await add(registry, ONE, name="copy")
     await add(registry, ONE, note="again")
     await add(registry, TWO)
-    assert await registry.digests() == {ONE, TWO}
+    assert await registry.digests() == Digests({ONE, TWO}, {ONE, TWO})
     await registry.delete_adapter("tickets")
-    assert await registry.digests() == {ONE}
+    assert await registry.digests() == Digests({ONE}, {ONE})
     await registry.delete_adapter("copy")
-    assert await registry.digests() == frozenset()
+    assert await registry.digests() == Digests(frozenset(), frozenset())
+
+
+async def test_a_draining_version_takes_no_requests_until_it_is_registered_again(registry: Registry) -> None:
+    ready = (await add(registry, ONE)).version
+    drained = await registry.drain("tickets", 1)
+    assert drained == await registry.get_version("tickets", 1) == await registry.drain("tickets", 1)
+    assert drained.state == "draining" and drained.report == REPORT
+    for text in ("tickets", "tickets@1", "tickets@prod"):
+        with pytest.raises(Draining):
+            await registry.resolve(ref(text), "acme")
+    with pytest.raises(ModelNotFound):
+        await registry.resolve(ref("tickets"), "globex")
+    with pytest.raises(ModelNotFound):
+        await registry.resolve(ref("tickets"), "acme", base_digest="sha256:other")
+    assert await add(registry, ONE) == Registered(ready, created=False)
+    assert await registry.resolve(ref("tickets"), "acme") == ready
+    for name, version in (("tickets", 2), ("nothing", 1)):
+        with pytest.raises(NotFound):
+            await registry.drain(name, version)
+
+
+async def test_a_digest_is_served_while_one_version_that_has_it_is_ready(registry: Registry) -> None:
+    for name in ("one", "two"):
+        await add(registry, ONE, name=name)
+    await registry.drain("one", 1)
+    assert await registry.digests() == Digests({ONE}, {ONE})
+    await registry.drain("two", 1)
+    assert await registry.digests() == Digests({ONE}, frozenset())
+    await add(registry, ONE, name="two")
+    assert await registry.digests() == Digests({ONE}, {ONE})
+    await registry.delete_adapter("two")
+    assert await registry.digests() == Digests({ONE}, frozenset())
+    await registry.delete_adapter("one")
+    assert await registry.digests() == Digests(frozenset(), frozenset())
+    await add(registry, ONE, name="one")
+    assert await registry.digests() == Digests({ONE}, {ONE})
+
+
+async def test_what_is_wanted_lasts_as_long_as_its_version_is_ready(registry: Registry) -> None:
+    for name, digest in (("one", ONE), ("two", TWO), ("three", THREE)):
+        await add(registry, digest, name=name)
+    await registry.want("one", 1, "host", pinned=False)
+    await registry.want("one", 1, "device", pinned=True)
+    await registry.want("two", 1, "device", pinned=True)
+    await registry.want("three", 1, "device", pinned=False)
+    pins = {Wanted(ONE, "device", True), Wanted(TWO, "device", True)}
+    found = await registry.wanted(BASE.digest)
+    assert set(found[:2]) == pins and set(found[2:]) == {Wanted(ONE, "host", False), Wanted(THREE, "device", False)}
+    assert await registry.wanted("sha256:other") == ()
+    await registry.unpin("one", 1)
+    await registry.drain("two", 1)
+    await registry.delete_adapter("three")
+    assert await registry.wanted(BASE.digest) == (Wanted(ONE, "host", False),)
+    await add(registry, TWO, name="two")
+    assert await registry.wanted(BASE.digest) == (Wanted(ONE, "host", False),)
+    await registry.set_alias("one", "prod", (await add(registry, TWO, name="one")).version.version)
+    await registry.delete_version("one", 1)
+    assert await registry.wanted(BASE.digest) == ()
+
+
+async def test_nothing_is_wanted_of_a_version_that_is_not_ready(registry: Registry) -> None:
+    await add(registry, ONE)
+    await registry.drain("tickets", 1)
+    with pytest.raises(Conflict, match="draining"):
+        await registry.want("tickets", 1, "device", pinned=True)
+    for name, version in (("tickets", 2), ("nothing", 1)):
+        with pytest.raises(NotFound):
+            await registry.want(name, version, "device", pinned=False)
+        with pytest.raises(NotFound):
+            await registry.unpin(name, version)
+    assert await registry.wanted(BASE.digest) == ()
 
 
 async def test_aliases(registry: Registry) -> None:
@@ -184,7 +255,9 @@ async def test_either_kind_of_client(valkey_url: str, valkey: Redis) -> None:
     created = await add(registry, ONE)
     assert await registry.get_version("tickets", 1) == created.version
     assert await registry.visible("acme") == ("tickets",)
-    assert await registry.digests() == {ONE}
+    assert await registry.digests() == Digests({ONE}, {ONE})
+    await registry.want("tickets", 1, "host", pinned=True)
+    assert await registry.wanted(BASE.digest) == (Wanted(ONE, "host", True),)
     with pytest.raises(Conflict, match="prod"):
         await registry.delete_version("tickets", 1)
     await client.aclose()
@@ -193,6 +266,9 @@ async def test_either_kind_of_client(valkey_url: str, valkey: Redis) -> None:
 async def test_every_key_has_the_registrys_tag(registry: Registry, valkey: Redis) -> None:
     await add(registry, ONE)
     await registry.set_alias("tickets", "canary", 1)
+    await registry.want("tickets", 1, "host", pinned=True)
+    await add(registry, TWO)
+    await registry.drain("tickets", 2)
     assert all(key.startswith(b"{reg}:") for key in await valkey.keys())
 
 
@@ -203,4 +279,6 @@ async def test_a_durable_change_survives_the_server(tmp_path: Path) -> None:
             registry = Registry(client, durable=True)
             assert (await add(registry, f"sha256:{expected}")).version.version == expected
             assert (await registry.resolve(ref("tickets"), "acme")).version == 1
+            assert len(await registry.wanted(BASE.digest)) == expected - 1
+            await registry.want("tickets", expected, "host", pinned=True)
             await client.aclose()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,7 +17,10 @@ from loramux.adapters.registry import Registry
 from loramux.adapters.types import ModuleShape
 from loramux.gateway.adapter_bytes import AdapterBytes
 from loramux.gateway.app import create_app
+from loramux.gateway.in_flight import InFlight
 from loramux.gateway.metrics import Metrics
+from loramux.gateway.operations import Operations
+from loramux.gateway.placing import Placing
 from loramux.gateway.services import Services
 from loramux.gateway.settings import Settings
 from loramux.gateway.store.client import Store, connect
@@ -26,6 +30,8 @@ from tests.fakes import FakeEngine, base_description, engine_info, hashed_tokens
 from tests.tiny_tokenizer import byte_level_tokenizer, write_tokenizer
 
 ADMIN_KEY = "admin-key-of-these-tests-0123456789"
+ANSWER_WITHIN_S = 0.5
+"""After which a request that waits for a load is answered with its operation."""
 MODULES = {f"model.layers.{layer}.self_attn.{name}": ModuleShape(16, 16) for layer in range(2) for name in ("q_proj", "v_proj")}
 
 
@@ -68,21 +74,32 @@ async def served(store_url: str, directory: Path, **settings: Any) -> AsyncItera
     base = msgspec.structs.replace(base_description(tokenizer.vocab_size, (1,)), modules=MODULES)
     engine = FakeEngine(engine_info(base), lambda ids: tokenizer.decode(ids), hashed_tokens(256))
     registry, contents = Registry(store.client, durable=True), ContentStore(directory / "adapters")
+    metrics = Metrics()
+    metrics.watch_engine(engine)
+    in_flight, operations = InFlight(metrics), Operations(ANSWER_WITHIN_S)
+    adapter_bytes = AdapterBytes(contents, registry, engine, in_flight, directory, "embedded")
     services = Services(
         settings=Settings(model="tiny", data_dir=directory, adapter_root=[root], **settings),
         store=store,
         tenants=tenants,
         registry=registry,
         contents=contents,
-        adapter_bytes=AdapterBytes(contents, registry, directory, "embedded"),
+        adapter_bytes=adapter_bytes,
+        placing=Placing(engine, registry, adapter_bytes),
         engine=engine,
         tokenizer=tokenizer,
-        metrics=Metrics(),
+        metrics=metrics,
+        in_flight=in_flight,
+        operations=operations,
         served_model_name="tiny",
     )
+    keeping = asyncio.create_task(services.placing.keep())
     transport = httpx.ASGITransport(create_app(services))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
         yield Served(services, engine, root, http)
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    await operations.close()
     await store.close()
 
 

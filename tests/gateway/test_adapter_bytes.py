@@ -10,7 +10,10 @@ from loramux.adapters.identity import content_digest
 from loramux.adapters.registry import Registry
 from loramux.errors import StoreUnavailable
 from loramux.gateway.adapter_bytes import AdapterBytes
+from loramux.gateway.in_flight import InFlight
+from loramux.gateway.metrics import Metrics
 from loramux.gateway.store.client import Store, connect
+from tests.fakes import FakeEngine, base_description, engine_info, hashed_tokens
 from tests.gateway.admin.adapters import write_adapter
 from tests.gateway.served import Served
 
@@ -32,9 +35,10 @@ async def test_bytes_that_no_version_names_are_freed_unless_another_store_may_na
     digest = content_digest(*found)
     store, contents = Store(connect(store_url), durable=False), ContentStore(tmp_path / "adapters")
     registry = Registry(store.client)
+    engine, in_flight = FakeEngine(engine_info(base_description(300, ())), lambda ids: "", hashed_tokens(300)), InFlight(Metrics())
     for url, left in (("embedded", set()), (store_url, {digest}), ("embedded", {digest})):
         contents.put(digest, *found)
-        await AdapterBytes(contents, registry, tmp_path, url).free_unnamed()
+        await AdapterBytes(contents, registry, engine, in_flight, tmp_path, url).free()
         assert contents.digests() == left
     await store.close()
 

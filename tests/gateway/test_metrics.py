@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from loramux.engine.types import EngineStats, RequestEnd
+from loramux.engine.types import GenerationRequest, RequestEnd, SamplingParams
 from loramux.gateway.metrics import MAX_LABEL_VALUES, OTHER, BoundedLabel, Metrics
+from tests.fakes import FakeEngine, base_description, engine_info, hashed_tokens
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -50,11 +51,35 @@ def test_requests_by_route_and_class_of_status() -> None:
     assert found["loramux_request_duration_seconds_count", (("route", "/v1/models"),)] == 4
 
 
-def test_the_engines_gauges_are_read_at_each_scrape() -> None:
+async def test_the_engines_gauges_are_read_at_each_scrape() -> None:
     metrics = Metrics()
-    stats = [EngineStats(num_blocks_used=3, num_steps=5)]
-    metrics.watch_engine(lambda: stats[-1])
-    assert samples(metrics)["loramux_engine_kv_blocks_used", ()] == 3
-    stats.append(EngineStats(num_blocks_used=0, num_steps=9))
-    assert samples(metrics)["loramux_engine_kv_blocks_used", ()] == 0
-    assert samples(metrics)["loramux_engine_steps_total", ()] == 9
+    engine = FakeEngine(engine_info(base_description(300, ())), lambda ids: "", hashed_tokens(300))
+    metrics.watch_engine(engine)
+    assert samples(metrics)["loramux_engine_requests_running", ()] == 0
+    generation = engine.submit(GenerationRequest("one", "acme", "k", (1, 2), SamplingParams(max_tokens=3, seed=0), b"salt"))
+    assert samples(metrics)["loramux_engine_requests_running", ()] == 1
+    assert (await generation.ended()).end == "finished"
+    assert samples(metrics)["loramux_engine_requests_running", ()] == 0
+    assert samples(metrics)["loramux_engine_completion_tokens_total", ()] == 3
+
+
+async def test_adapters_are_counted_by_tier_and_state_alone() -> None:
+    metrics = Metrics()
+    engine = FakeEngine(engine_info(base_description(300, ())), lambda ids: "", hashed_tokens(300))
+    metrics.watch_engine(engine)
+
+    def adapters() -> dict[str, float]:
+        found = {
+            dict(labels)["tier"] + " " + dict(labels)["state"]: value
+            for (name, labels), value in samples(metrics).items()
+            if name == "loramux_engine_adapters"
+        }
+        assert len(found) == 9
+        return {name: value for name, value in found.items() if value}
+
+    assert adapters() == {}
+    for number in range(200):
+        await engine.place(f"sha256:{number}", "device" if number % 4 == 0 else "host")
+    assert adapters() == {"host ready": 150, "device ready": 50}
+    engine.drop("sha256:0")
+    assert adapters() == {"host ready": 150, "device ready": 49}

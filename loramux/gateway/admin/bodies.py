@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
@@ -35,15 +35,31 @@ class Source(Body):
     """Of adapter_model.safetensors."""
 
 
+class Preload(Body):
+    """Where a new version shall be before the answer."""
+
+    tier: Literal["none", "host", "device"] = "none"
+    min_engines: Annotated[int, Field(ge=1)] = 1
+
+
 class VersionFields(Body):
     """What JSON and multipart registrations have in common."""
 
     base: str
     tenants: TenantIds = []
+    preload: Preload = Preload()
 
 
 class NewVersion(VersionFields):
     source: Source
+
+
+class PreloadTarget(Body):
+    tier: Literal["host", "device"] = "device"
+
+
+class Pin(PreloadTarget):
+    pinned: bool = True
 
 
 class AliasTarget(Body):

@@ -28,7 +28,10 @@ from loramux.gateway.adapter_bytes import AdapterBytes
 from loramux.gateway.app import create_app
 from loramux.gateway.cli.stopping import Stopped, StopSignals, stopped_by_signals
 from loramux.gateway.fleet.supervisor import Supervisor
+from loramux.gateway.in_flight import InFlight
 from loramux.gateway.metrics import Metrics
+from loramux.gateway.operations import Operations
+from loramux.gateway.placing import Placing
 from loramux.gateway.runtime_dir import make_runtime_dir
 from loramux.gateway.services import Services
 from loramux.gateway.settings import Settings, check_exposure
@@ -210,14 +213,18 @@ async def _services(settings: Settings, ground: _Ground) -> AsyncIterator[tuple[
         await _prepare_tenants(tenants, settings)
         registry = Registry(store.client, durable=store.durable)
         contents = ContentStore(data_dir / "adapters")
-        adapter_bytes = AdapterBytes(contents, registry, data_dir, settings.store_url)
-        await adapter_bytes.free_unnamed()
         endpoint = f"ipc://{ground.runtime_dir / 'engine-0.ipc'}"
         engine = EngineClient(endpoint, lambda digest: _find_contents(contents, digest))
+        metrics = Metrics()
+        metrics.watch_engine(engine)
+        in_flight, operations = InFlight(metrics), Operations()
+        adapter_bytes = AdapterBytes(contents, registry, engine, in_flight, data_dir, settings.store_url)
+        await adapter_bytes.free()
         await engine.start()
         stack.push_async_callback(engine.close)
-        metrics = Metrics()
-        metrics.watch_engine(lambda: engine.stats)
+        placing = Placing(engine, registry, adapter_bytes)
+        stack.enter_context(_cancelled_at_the_end(placing.keep()))
+        stack.push_async_callback(operations.close)
         services = Services(
             settings=settings,
             store=store,
@@ -225,9 +232,12 @@ async def _services(settings: Settings, ground: _Ground) -> AsyncIterator[tuple[
             registry=registry,
             contents=contents,
             adapter_bytes=adapter_bytes,
+            placing=placing,
             engine=engine,
             tokenizer=ChatTokenizer(checkpoint.files_dir),
             metrics=metrics,
+            in_flight=in_flight,
+            operations=operations,
             served_model_name=settings.served_model_name or checkpoint.name,
         )
         supervisor = Supervisor(_engine_config(settings, endpoint, data_dir), engine)

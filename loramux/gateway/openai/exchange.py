@@ -9,6 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from loramux.adapters.types import AdapterVersion
 from loramux.engine.interface import Engine, Generation
 from loramux.engine.types import GenerationRequest, RequestEnd, TokenDelta
 from loramux.errors import LoramuxError, NoEngine, RequestTimeout
@@ -38,8 +39,8 @@ class Call:
     """One per prompt, each with the same `n`."""
     format: Format
     placed: PlacedConstraint | None
-    adapter: str | None
-    """For metrics."""
+    version: AdapterVersion | None
+    """None is the base."""
     arrived_at: float
     """Of the event loop's clock, seconds."""
     timeout_s: float
@@ -49,7 +50,8 @@ class Call:
 
 
 class Exchange:
-    """`close` must be awaited on every path; `whole` and `events` do so themselves."""
+    """Of a request that has entered `in_flight`, which it leaves here. `close` must be awaited on every path; `whole` and `events` do so
+    themselves."""
 
     def __init__(self, engine: Engine, call: Call, metrics: Metrics, in_flight: InFlight) -> None:
         self._engine, self._call, self._metrics, self._in_flight = engine, call, metrics, in_flight
@@ -61,7 +63,6 @@ class Exchange:
         self._opened: set[int] = set()
         self._last_delta_at: dict[int, float] = {}
         self._closing: asyncio.Future[list[RequestEnd]] | None = None
-        in_flight.enter()
 
     async def admit(self) -> None:
         """Return when the engine has admitted every prompt. Raises the refusal, its pointers into the body, or `RequestTimeout`."""
@@ -122,11 +123,11 @@ class Exchange:
             self.abort()
             deadline = asyncio.get_running_loop().time() + _CLOSE_S
             ends = [await self._end(position, deadline) for position in range(len(self._generations))]
-            tenant = self._call.requests[0].tenant_id
-            self._metrics.observe_ends(ends, tenant=tenant, adapter=self._call.adapter)
+            tenant, version = self._call.requests[0].tenant_id, self._call.version
+            self._metrics.observe_ends(ends, tenant=tenant, adapter=version.name if version else None)
             return ends
         finally:
-            self._in_flight.leave()
+            self._in_flight.leave(self._call.version)
 
     async def _end(self, position: int, deadline: float) -> RequestEnd:
         """The terminal record; from the counts seen here if the engine, which may hang, gives none by then."""

@@ -52,7 +52,7 @@ async def chat_completions(request: Request, services: ServicesDep, principal: I
         answer = ChatFormat(_bare_id(request), int(time.time()), body.model, services.tokenizer)
         return _call(request, services, principal, body, [prompt], resolved, answer, arrived_at)
 
-    return await _answer(request, services, await asyncio.to_thread(call), resolved)
+    return await _answer(request, services, resolved, call)
 
 
 @router.post("/v1/completions")
@@ -76,7 +76,7 @@ async def completions(request: Request, services: ServicesDep, principal: InferP
         )
         return _call(request, services, principal, body, token_ids, resolved, answer, arrived_at)
 
-    return await _answer(request, services, await asyncio.to_thread(call), resolved)
+    return await _answer(request, services, resolved, call)
 
 
 @router.post("/tokenize")
@@ -138,7 +138,7 @@ def _call(
         requests=requests,
         format=answer,
         placed=constraint_of(body),
-        adapter=resolved.version.name if resolved.version else None,
+        version=resolved.version,
         arrived_at=arrived_at,
         timeout_s=services.settings.request_timeout,
         stream=body.stream or False,
@@ -147,8 +147,15 @@ def _call(
     )
 
 
-async def _answer(request: Request, services: Services, call: Call, resolved: Resolved) -> Response:
-    """The status waits for the engine's admission; from then on a stream reports failures as events."""
+async def _answer(request: Request, services: Services, resolved: Resolved, prepare: Callable[[], Call]) -> Response:
+    """The status waits for the engine's admission; from then on a stream reports failures as events. Called as soon as the model is
+    resolved: from then on its bytes stay."""
+    services.in_flight.enter(resolved.version)
+    try:
+        call = await asyncio.to_thread(prepare)
+    except BaseException:
+        services.in_flight.leave(resolved.version)
+        raise
     exchange = Exchange(services.engine, call, services.metrics, services.in_flight)
     headers = {MODEL_HEADER: resolved.header}
     try:

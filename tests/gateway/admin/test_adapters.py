@@ -143,7 +143,10 @@ async def test_only_the_roots_are_read(app: Served, tmp_path: Path) -> None:
         ({"base": 1}, 400, "invalid_request", "/base"),
         ({"source": {}}, 400, "invalid_request", "/source/uri"),
         ({"source": {"uri": "file:x", "token": "t"}}, 400, "unsupported_parameter", "/source/token"),
-        ({"preload": {"tier": "host"}}, 400, "unsupported_parameter", "/preload"),
+        ({"preload": {"tier": "gpu"}}, 400, "invalid_request", "/preload/tier"),
+        ({"preload": {"tier": "host", "min_engines": 2}}, 400, "invalid_request", "/preload/min_engines"),
+        ({"preload": {"tier": "host", "min_engines": 0}}, 400, "invalid_request", "/preload/min_engines"),
+        ({"preload": {"engines": 1}}, 400, "unsupported_parameter", "/preload/engines"),
         ({"tenants": "acme"}, 400, "invalid_request", "/tenants"),
         ({"tenants": ["nobody"]}, 400, "invalid_request", "/tenants/0"),
         ({"tenants": ["*", "acme"]}, 400, "invalid_request", "/tenants"),
@@ -159,7 +162,7 @@ async def test_bad_uploads(app: Served) -> None:
     config = {"adapter_config.json": files["adapter_config.json"]}
     assert error_of(await _upload(app, config), 422, "adapter_invalid")["param"] == "/adapter_model.safetensors"
     error_of(await _upload(app, {**files, "README.md": b"x"}), 400, "unsupported_parameter")
-    error_of(await _upload(app, files, preload='{"tier": "host"}'), 400, "unsupported_parameter")
+    error_of(await _upload(app, files, preload='{"tier": "gpu"}'), 400, "invalid_request")
     error_of(await _upload(app, files, tenants="[acme"), 400, "invalid_request")
     error_of(await _upload(app, files, tenants="acme"), 400, "invalid_request")
     error_of(await _upload(app, files, tenants="[" * 60_000), 400, "invalid_request")

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from fastapi.routing import APIRoute
 
-from loramux.gateway.admin import adapters, engines, keys, tenants
+from loramux.gateway.admin import adapters, engines, keys, operations, placements, tenants
 from loramux.gateway.admin.routing import AdminRoute
 from tests.gateway.served import Served, error_of
 
+MODULES = (adapters, engines, keys, operations, placements, tenants)
 ROUTES = [
-    (method, route.path.format(tenant_id="acme", key_id="k", name="a", number="x", alias="prod"))
-    for module in (adapters, engines, keys, tenants)
+    (method, route.path.format(tenant_id="acme", key_id="k", name="a", number="x", alias="prod", operation_id="op"))
+    for module in MODULES
     for route in module.router.routes
     if isinstance(route, APIRoute)
     for method in sorted(route.methods)
@@ -28,8 +29,8 @@ async def _unread() -> AsyncIterator[bytes]:
 
 
 def test_every_admin_route_is_guarded() -> None:
-    assert len(ROUTES) == 18
-    assert all(isinstance(route, AdminRoute) for module in (adapters, engines, keys, tenants) for route in module.router.routes)
+    assert len(ROUTES) == 22
+    assert all(isinstance(route, AdminRoute) for module in MODULES for route in module.router.routes)
 
 
 @pytest.mark.parametrize(("method", "path"), ROUTES, ids=" ".join)
@@ -47,7 +48,7 @@ async def test_the_key_comes_before_the_rest_of_a_request(app: Served, method: s
 
 
 def _has_body(method: str, path: str) -> bool:
-    return method in ("PUT", "PATCH") or (method == "POST" and not path.endswith(("/rotate-salt", "/versions")))
+    return method in ("PUT", "PATCH") or (method == "POST" and not path.endswith(("/rotate-salt", "/versions", "/drain")))
 
 
 async def test_a_malformed_body_without_a_key(app: Served) -> None:

@@ -17,7 +17,9 @@ import uvloop
 from loramux.adapters.registry import Registry
 from loramux.adapters.types import RegistrationReport
 from loramux.gateway.app import create_app
+from loramux.gateway.in_flight import InFlight
 from loramux.gateway.metrics import Metrics
+from loramux.gateway.operations import Operations
 from loramux.gateway.services import Services
 from loramux.gateway.settings import Settings
 from loramux.gateway.store.client import Store, connect
@@ -122,6 +124,7 @@ def _services(directory: Path, store_url: str) -> Services:
     tokenizer = ChatTokenizer(write_tokenizer(directory, byte_level_tokenizer()))
     store = Store(connect(store_url), durable=False)
     info = engine_info(base_description(tokenizer.vocab_size, (1, IM_END)))
+    metrics = Metrics()
     decode: Callable[[Sequence[int]], str] = lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True)  # noqa: E731
     return Services(
         settings=Settings(model="tiny"),
@@ -130,9 +133,12 @@ def _services(directory: Path, store_url: str) -> Services:
         registry=Registry(store.client),
         contents=None,  # type: ignore[arg-type]
         adapter_bytes=None,  # type: ignore[arg-type]
+        placing=None,  # type: ignore[arg-type]
         engine=FakeEngine(info, decode, hashed_tokens(256)),
         tokenizer=tokenizer,
-        metrics=Metrics(),
+        metrics=metrics,
+        in_flight=InFlight(metrics),
+        operations=Operations(),
         served_model_name=BASE,
     )
 

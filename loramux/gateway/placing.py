@@ -1,0 +1,104 @@
+"""Adapters where the operator wants them: placed when asked for, and again on an engine that has restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Literal
+
+from loramux.adapters.registry import Registry, Wanted
+from loramux.adapters.types import AdapterVersion
+from loramux.engine.interface import Engine
+from loramux.engine.types import EngineInfo
+from loramux.errors import Conflict, LoramuxError, NoEngine, NotFound
+from loramux.gateway.adapter_bytes import AdapterBytes
+
+log = logging.getLogger("loramux.gateway")
+
+_LOOK_S = 0.25
+_RETRY_S = 5.0
+
+Tier = Literal["host", "device"]
+
+
+class Placing:
+    """Of one gateway. `keep` runs for as long as the gateway does."""
+
+    def __init__(self, engine: Engine, registry: Registry, adapter_bytes: AdapterBytes) -> None:
+        self._engine, self._registry, self._adapter_bytes = engine, registry, adapter_bytes
+        self._epoch = ""
+        """Of the run of the engine that the next two are about."""
+        self._placed: set[Wanted] = set()
+        self._is_complete = False
+        self._restoring = asyncio.Lock()
+        """Held while pins are put back, so that none is that has just been taken away."""
+
+    def check(self, version: AdapterVersion) -> None:
+        """Raises `Conflict` for a version that is draining or of another base, `NoEngine`."""
+        if version.state == "draining":
+            raise Conflict(f"{version.id} is draining; register it again first")
+        if self._engine.info is None:
+            raise NoEngine("No engine is ready.")
+        if version.base_digest != self._engine.info.base.digest:
+            raise Conflict(f"{version.id} is of another base than the one served")
+
+    async def place(self, version: AdapterVersion, tier: Tier, *, pinned: bool) -> None:
+        """Return once the engine has it there, and keep that as wanted.
+
+        Raises what `check` does, the engine's failure, and `Conflict` where pins would leave nothing for others.
+        """
+        self.check(version)
+        await self._engine.place(version.digest, tier, pinned=True if pinned else None)
+        try:
+            await self._registry.want(version.name, version.version, tier, pinned=pinned)
+        except (NotFound, Conflict):  # drained or deleted meanwhile
+            await self._adapter_bytes.free_after_change()
+            raise
+
+    async def unpin(self, version: AdapterVersion) -> None:
+        """Raises `NotFound`. An engine keeps the pin for as long as another version of the same content is pinned."""
+        async with self._restoring:
+            await self._registry.unpin(version.name, version.version)
+            wanted = await self._registry.wanted(version.base_digest)
+        residency = self._engine.residency.get(version.digest)
+        if residency is not None and residency.pinned and not any(each.pinned and each.digest == version.digest for each in wanted):
+            await self._engine.place(version.digest, "host", pinned=False)
+
+    async def keep(self) -> None:
+        """Never returns: an engine that has started gets what is wanted, and what could not be freed at once is freed."""
+        while True:
+            await asyncio.sleep(_LOOK_S if await self._look() else _RETRY_S)
+
+    async def _look(self) -> bool:
+        """Whether nothing is left to try again."""
+        try:
+            if self._adapter_bytes.waits:
+                await self._adapter_bytes.free()
+            info = self._engine.info
+            return info is None or await self._restored(info)
+        except Exception:
+            log.warning("adapters may not be where they are wanted", exc_info=True)
+            return False
+
+    async def _restored(self, info: EngineInfo) -> bool:
+        """Whether everything wanted has been placed on this run of the engine, after trying what has not."""
+        if info.epoch != self._epoch:
+            self._epoch, self._placed, self._is_complete = info.epoch, set(), False
+        if self._is_complete:
+            return True
+        async with self._restoring:
+            wanted = await self._registry.wanted(info.base.digest)
+            for each in wanted:
+                if each not in self._placed:
+                    await self._try(each)
+        await self._adapter_bytes.free()  # what was drained or deleted meanwhile
+        self._is_complete = self._placed.issuperset(wanted)
+        return self._is_complete
+
+    async def _try(self, wanted: Wanted) -> None:
+        try:
+            await self._engine.place(wanted.digest, wanted.tier, pinned=True if wanted.pinned else None)
+            self._placed.add(wanted)
+        except LoramuxError as error:
+            fields = {"digest": wanted.digest, "tier": wanted.tier, "pinned": wanted.pinned, "code": error.code}
+            log.warning(f"an adapter is not where it is wanted: {error.message}", extra={"fields": fields})
