@@ -28,11 +28,17 @@ from loramux.kernels.ops import LoraLimits
 from loramux.kernels.select import select_ops
 from loramux.lora.host_cache import HostCache
 from loramux.lora.load import load_host_adapter
+from loramux.lora.slots import SlotTable
 from loramux.lora.types import HostAdapter
 
 log = logging.getLogger(__name__)
 
 GIB = 1 << 30
+
+CPU_SLOT_TURN_STEPS = 4
+"""How long an adapter keeps its slot though others wait: on a CPU a change of slots moves nothing."""
+DEVICE_SLOT_TURN_STEPS = 32
+"""Elsewhere it moves the adapter to the device."""
 
 FetchAdapter = Callable[[str], tuple[bytes, bytes]]
 """Digest to (adapter_config.json, adapter_model.safetensors). Blocking; called from a loader thread. Raises `LoramuxError`."""
@@ -75,6 +81,8 @@ def build_core(config: EngineConfig, fetch_adapter: FetchAdapter, wake: Callable
         text_factory=lambda request: text_stream(tokenizer, request),
         grammars=grammars,
         adapters=HostCache(int(config.lora_host_gib * GIB), load_adapter),
+        slots=SlotTable(config.max_loras, slots.num_pages),
+        slot_turn_steps=CPU_SLOT_TURN_STEPS if device == "cpu" else DEVICE_SLOT_TURN_STEPS,
         max_num_batched_tokens=config.max_num_batched_tokens,
         wake=wake,
     )

@@ -11,14 +11,16 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from loramux.engine.block_pool import BlockPool
 from loramux.engine.plan import StepPlan, StepResult
 from loramux.engine.prefix import root_key
+from loramux.engine.protocol import Placed
+from loramux.engine.residency import AdapterResidencies
 from loramux.engine.scheduler import Scheduler, TextFactory
 from loramux.engine.sequence import RequestState
-from loramux.engine.types import EngineInfo, EngineStats, GenerationRequest, RequestEnd, TokenDelta
+from loramux.engine.types import AdapterResidency, EngineInfo, EngineStats, GenerationRequest, RequestEnd, TokenDelta
 from loramux.errors import ContextLengthExceeded, EngineFailed, Failure, InvalidRequest, LoramuxError
 from loramux.grammar.types import CompiledGrammar, GrammarService
 from loramux.lora.host_cache import HostCache
@@ -43,6 +45,9 @@ class CoreOutputs:
     admitted: list[str] = field(default_factory=list)
     deltas: list[TokenDelta] = field(default_factory=list)
     ends: list[RequestEnd] = field(default_factory=list)
+    placed: list[Placed] = field(default_factory=list)
+    residency: list[AdapterResidency] = field(default_factory=list)
+    """Of adapters that have moved."""
 
 
 @dataclass
@@ -67,6 +72,11 @@ class _Preparation:
         return next((future for future in futures if future is not None and future.done() and future.exception()), None)
 
     @property
+    def loaded(self) -> HostAdapter | None:
+        """The adapter, if there is one and it was loaded; it is in use then."""
+        return None if self.adapter is None or self.adapter.exception() else self.adapter.result()
+
+    @property
     def is_ripe(self) -> bool:
         """Done, or failed in one part and not refused yet: a bad schema is told before its adapter has loaded."""
         return self.done or (not self.ended and self.failed is not None)
@@ -83,6 +93,8 @@ class EngineCore:
         text_factory: TextFactory,
         grammars: GrammarService,
         adapters: HostCache[HostAdapter],
+        slots: SlotTable,
+        slot_turn_steps: int,
         max_num_batched_tokens: int,
         wake: Callable[[], None],
     ) -> None:
@@ -92,7 +104,7 @@ class EngineCore:
         self._adapters = adapters
         self._wake = wake
         self._blocks = BlockPool(info.num_blocks)
-        self._slots = SlotTable(info.max_loras)
+        self._slots = slots
         self._scheduler = Scheduler(
             self._blocks,
             self._slots,
@@ -100,7 +112,9 @@ class EngineCore:
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=info.base.max_model_len,
             text_factory=text_factory,
+            slot_turn_steps=slot_turn_steps,
         )
+        self._residencies = AdapterResidencies(adapters, slots, self._scheduler.slot_turns, wake)
         self._arrivals = itertools.count()
         self._preparations: dict[str, _Preparation] = {}
         self._pinned: dict[str, str] = {}
@@ -131,12 +145,27 @@ class EngineCore:
             self._ends.append(_end(preparation.request, "aborted"))
         self._scheduler.abort(request_id)
 
+    def place(self, operation_id: str, digest: str, tier: Literal["host", "device"], pinned: bool | None) -> None:
+        """Begin to bring an adapter to a tier; the answer is in `take_outputs`."""
+        self._residencies.place(operation_id, digest, tier, pinned)
+
+    def drop(self, digest: str) -> None:
+        """Unpin an adapter, and free it once no request uses it."""
+        self._residencies.drop(digest)
+
+    @property
+    def residency(self) -> tuple[AdapterResidency, ...]:
+        """Of every adapter that is there or on its way, as told by `take_outputs`."""
+        return self._residencies.told()
+
     def has_work(self) -> bool:
         """True if a step can make progress now."""
-        return self._scheduler.has_work or any(preparation.is_ripe for preparation in self._preparations.values())
+        ripe = any(preparation.is_ripe for preparation in self._preparations.values())
+        return ripe or self._scheduler.has_work or self._residencies.has_work
 
     def step(self) -> None:
         """Admit what is prepared, and compute one step."""
+        self._residencies.advance()
         self._admit_prepared()
         plan = self._scheduler.schedule()
         if plan.chunks:
@@ -148,7 +177,8 @@ class EngineCore:
             digest = self._pinned.pop(end.request_id, None)
             if digest is not None:
                 self._adapters.release(digest)
-        taken = CoreOutputs(self._admitted, outputs.deltas, self._ends + outputs.ends)
+        placed, residency = self._residencies.take_placed(), self._residencies.take_changes()
+        taken = CoreOutputs(self._admitted, outputs.deltas, self._ends + outputs.ends, placed, residency)
         self._admitted, self._ends = [], []
         return taken
 
@@ -162,6 +192,10 @@ class EngineCore:
             num_slots_used=self._slots.num_used,
             num_host_adapters=self._adapters.num_adapters,
             host_adapter_bytes=self._adapters.num_bytes,
+            num_adapters_loading=self._adapters.num_loading,
+            num_adapter_loads=self._adapters.num_loads,
+            num_adapter_evictions=self._adapters.num_evictions,
+            num_slot_turns=self._scheduler.slot_turns.num_turns,
             num_grammars=self._scheduler.num_matchers,
             num_steps=counters.num_steps,
             num_prompt_tokens=counters.num_prompt_tokens,
@@ -179,6 +213,7 @@ class EngineCore:
         """Raise AssertionError unless every pool and count agrees. For tests."""
         self._scheduler.check_integrity()
         self._adapters.check_integrity()
+        self._residencies.check_integrity()
 
     def _check(self, request: GenerationRequest) -> None:
         base = self.info.base
@@ -209,12 +244,16 @@ class EngineCore:
 
     def _settle(self, preparation: _Preparation) -> None:
         """Hand a prepared request to the scheduler, or undo what was prepared."""
+        adapter = preparation.loaded
+        if adapter is not None and not preparation.ended and (misfit := self._residencies.misfit(adapter)):
+            preparation.ended = True
+            self._refuse(preparation.request, misfit.to_failure())
         if not preparation.ended:
-            self._admit(preparation)
-        elif preparation.adapter and not preparation.adapter.exception() and preparation.request.adapter_digest:
-            self._adapters.release(preparation.request.adapter_digest)
+            self._admit(preparation, adapter)
+        elif adapter is not None:
+            self._adapters.release(adapter.digest)
 
-    def _admit(self, preparation: _Preparation) -> None:
+    def _admit(self, preparation: _Preparation, adapter: HostAdapter | None) -> None:
         request = preparation.request
         if request.adapter_digest:
             self._pinned[request.id] = request.adapter_digest
@@ -223,7 +262,7 @@ class EngineCore:
             RequestState(
                 request=request,
                 arrival=preparation.arrival,
-                adapter=preparation.adapter.result() if preparation.adapter else None,
+                adapter=adapter,
                 grammar=preparation.grammar.result() if preparation.grammar else None,
                 root=root_key(self.info.base.digest, request.adapter_digest, request.salt),
                 stop_ids=frozenset(request.sampling.stop_token_ids) | (frozenset() if request.sampling.ignore_eos else eos_ids),

@@ -260,8 +260,9 @@ class Scheduler:
             return False
         self._stop_waiting(sequence)
         self._suspended.pop(sequence, None)
-        adapter = sequence.request.adapter
-        sequence.slot = None if adapter is None else self.slot_turns.take(adapter.digest, adapter.num_pages)
+        if (adapter := sequence.request.adapter) is not None:
+            sequence.slot = self.slot_turns.take(adapter.digest, adapter.num_pages)
+            sequence.pages = self._slots.pages_of(sequence.slot)
         sequence.num_tokens_at_start = len(sequence.token_ids)
         self._running[sequence] = self._num_starts
         self._num_starts += 1
@@ -312,7 +313,7 @@ class Scheduler:
         del self._running[sequence]
         if sequence.request.adapter is not None:
             self.slot_turns.give_back(sequence.request.adapter.digest)
-            sequence.slot = None
+            sequence.slot, sequence.pages = None, ()
 
     def _lose_blocks(self, sequence: Sequence) -> None:
         self._blocks.release(sequence.block_ids)

@@ -16,8 +16,10 @@ from loramux.engine.protocol import (
     GATEWAY_TIMEOUT_S,
     Abort,
     AdapterBytes,
+    DropAdapter,
     Hello,
     NeedAdapter,
+    PlaceAdapter,
     Shutdown,
     StepOutput,
     Submit,
@@ -27,7 +29,7 @@ from loramux.engine.protocol import (
     decode_to_engine,
     encode,
 )
-from loramux.engine.types import EngineInfo, EngineStats, GenerationRequest, RequestEnd
+from loramux.engine.types import AdapterResidency, EngineInfo, EngineStats, GenerationRequest, RequestEnd
 from loramux.errors import EngineFailed, Failure
 
 log = logging.getLogger(__name__)
@@ -47,6 +49,13 @@ class Core(Protocol):
     def submit(self, request: GenerationRequest) -> None: ...
 
     def abort(self, request_id: str) -> None: ...
+
+    def place(self, operation_id: str, digest: str, tier: Literal["host", "device"], pinned: bool | None) -> None: ...
+
+    def drop(self, digest: str) -> None: ...
+
+    @property
+    def residency(self) -> tuple[AdapterResidency, ...]: ...
 
     def has_work(self) -> bool: ...
 
@@ -104,6 +113,8 @@ class EngineServer:
         self._poller.register(wake.fd, zmq.POLLIN)
         self._gateways: dict[bytes, _Gateway] = {}
         self._in_flight: dict[str, _InFlight] = {}
+        self._placements: dict[str, bytes] = {}
+        """Operation id to the gateway that waits for it."""
         self._next_stats = 0.0
         self._stopping = False
 
@@ -179,6 +190,11 @@ class EngineServer:
                     self._core.abort(message.request_id)
             case AdapterBytes():
                 self._fetch.answer(gateway.routing_id, message)
+            case PlaceAdapter():
+                self._placements[message.operation_id] = gateway.routing_id
+                self._core.place(message.operation_id, message.digest, message.tier, message.pinned)
+            case DropAdapter():
+                self._core.drop(message.digest)
             case Shutdown():
                 self.stop()
 
@@ -189,7 +205,7 @@ class EngineServer:
             self._drop(older, "connected anew")
         gateway.gateway_id = gateway_id
         log.info("a gateway connected", extra={"fields": {"gateway_id": gateway_id}})
-        self._send(gateway, Welcome(self._core.info))
+        self._send(gateway, Welcome(self._core.info, self._core.residency))
 
     def _submit(self, gateway: _Gateway, request: GenerationRequest) -> None:
         if request.id in self._in_flight:
@@ -218,6 +234,7 @@ class EngineServer:
     def _deliver(self, outputs: CoreOutputs, stats: EngineStats | None = None) -> None:
         for delta in outputs.deltas:
             self._in_flight[delta.request_id].num_completion_tokens += len(delta.token_ids)
+        residency = tuple(outputs.residency)
         for gateway in list(self._gateways.values()):
             owned = gateway.request_ids
             message = StepOutput(
@@ -225,12 +242,17 @@ class EngineServer:
                 deltas=tuple(delta for delta in outputs.deltas if delta.request_id in owned),
                 ends=tuple(end for end in outputs.ends if end.request_id in owned),
                 stats=stats,
+                residency=residency,
             )
             owned.difference_update(end.request_id for end in message.ends)
             if message != StepOutput():
                 self._send(gateway, message)
         for end in outputs.ends:
             del self._in_flight[end.request_id]
+        for placed in outputs.placed:
+            asker = self._gateways.get(self._placements.pop(placed.operation_id))
+            if asker is not None:
+                self._send(asker, placed)
 
     def _send(self, gateway: _Gateway, message: ToGateway) -> None:
         try:

@@ -63,6 +63,7 @@ class SlotTurns:
 
     def enter(self, digest: str, num_pages: int) -> None:
         """One more waits for the adapter; balanced by `leave`."""
+        self._slots.expect(num_pages)
         self._waits.setdefault(digest, _Wait(num_pages)).num_waiters += 1
 
     def leave(self, digest: str) -> None:
@@ -70,6 +71,8 @@ class SlotTurns:
         wait.num_waiters -= 1
         if not wait.num_waiters:
             del self._waits[digest]
+            self._unreserve(digest)
+            self._end_drains(digest)
 
     def can_take(self, digest: str) -> bool:
         """Whether a sequence that waits for the adapter may start on it now."""
@@ -138,6 +141,7 @@ class SlotTurns:
         assert set(self._held_since) == held, "slots held by sequences"
         assert self._slots.num_used == len(held | set(self._drains) | self._reserved), "slots used"
         assert not self._reserved & (held | set(self._drains))
+        assert self._reserved | {drain.to_digest for drain in self._drains.values()} <= set(self._waits)
         assert {digest: wait.num_waiters for digest, wait in self._waits.items()} == dict(Counter(waiting) + Counter(self._placing))
 
     def _old(self) -> list[str]:
@@ -147,11 +151,9 @@ class SlotTurns:
         return sorted(old, key=lambda digest: old[digest])
 
     def _cancel_needless(self) -> None:
-        for digest in [each for each in self._reserved if each not in self._waits]:
-            self._unreserve(digest)
+        """Drains for an adapter that has found a slot, or of one that was pinned meanwhile."""
         for digest, drain in list(self._drains.items()):
-            wanted = drain.to_digest in self._waits and not self._slots.holds(drain.to_digest)
-            if not wanted or self._slots.is_pinned(digest):
+            if self._slots.holds(drain.to_digest) or self._slots.is_pinned(digest):
                 self._end_drain(digest)
         for digest, wait in self._waits.items():
             if self._slots.holds(digest) and digest not in self._drains:
@@ -162,8 +164,7 @@ class SlotTurns:
         drained = [each for each, drain in self._drains.items() if drain.to_digest == digest and self._is_drained(each)]
         if not self._slots.can_acquire(digest, num_pages, without=drained):
             return
-        for each in drained:
-            self._end_drain(each)
+        self._end_drains(digest)
         self._slots.acquire(digest, num_pages)
         self._reserved.add(digest)
         self.num_turns += len(drained)
@@ -174,7 +175,6 @@ class SlotTurns:
             return
         self._slots.acquire(digest, self._waits[digest].num_pages)
         self._slots.release(digest)
-        self._unreserve(digest)
         self.cancel_placing(digest)
 
     def _drain_for(self, digest: str, running: Collection[Sequence]) -> None:
@@ -216,6 +216,10 @@ class SlotTurns:
     def _end_drain(self, digest: str) -> None:
         del self._drains[digest]
         self._slots.release(digest)
+
+    def _end_drains(self, to_digest: str) -> None:
+        for digest in [each for each, drain in self._drains.items() if drain.to_digest == to_digest]:
+            self._end_drain(digest)
 
     def _unreserve(self, digest: str) -> None:
         if digest in self._reserved:

@@ -132,7 +132,7 @@ class HostCache(Generic[_Adapter]):
             self._unuse(digest, entry, entry.value)
 
     def pin(self, digest: str) -> None:
-        """Keep a loaded adapter that the caller has acquired until `unpin`; one that was dropped is kept again.
+        """Keep a loaded adapter that the caller has acquired until `unpin`.
 
         Raises `Conflict` if the pins would leave no room for the largest adapter seen.
         """
@@ -148,7 +148,12 @@ class HostCache(Generic[_Adapter]):
                 entry.pinned = True
                 entry.num_users += 1
                 self._operator_bytes += num_bytes
-            entry.dropped = False
+            self._changed.add(digest)
+
+    def keep(self, digest: str) -> None:
+        """Undo a `drop` of an adapter that the caller has acquired."""
+        with self._lock:
+            self._entries[digest].dropped = False
             self._changed.add(digest)
 
     def unpin(self, digest: str) -> None:

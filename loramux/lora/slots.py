@@ -12,12 +12,12 @@ class SlotTable:
     """A slot that a sequence uses is never reassigned. An idle one keeps its adapter until it is the least recently used of the idle
     ones and another adapter needs the slot, or its pages. The base model takes no slot.
 
-    An adapter pinned by the operator keeps its slot when it is idle. Pins leave a slot free, and `num_spare_pages` of the pages.
+    An adapter pinned by the operator keeps its slot when it is idle. Pins leave a slot free, and pages for the largest adapter expected.
 
     Where the device has memory of its own its pages are counted: `num_pages` is the size of the pool. Without it nothing is counted.
     """
 
-    def __init__(self, num_slots: int, num_pages: int | None = None, *, num_spare_pages: int = 0) -> None:
+    def __init__(self, num_slots: int, num_pages: int | None = None) -> None:
         self._digests: list[str | None] = [None] * num_slots
         self._num_users = [0] * num_slots
         self._pages: list[tuple[int, ...]] = [()] * num_slots
@@ -27,7 +27,7 @@ class SlotTable:
         self._pinned: dict[str, int] = {}
         """Digest to pages, of adapters that have a slot or are yet to get one."""
         self._num_pages = num_pages
-        self._num_spare_pages = num_spare_pages
+        self._largest_pages = 0
         self._free_pages = list(range(num_pages or 0))
         self._changed: set[str] = set()
 
@@ -42,6 +42,10 @@ class SlotTable:
     @property
     def num_pages_used(self) -> int:
         return sum(len(pages) for pages in self._pages)
+
+    @property
+    def num_pages(self) -> int | None:
+        return self._num_pages
 
     @property
     def most_pages(self) -> int | None:
@@ -83,6 +87,10 @@ class SlotTable:
         if self._num_users[slot] == 0:
             self._idle[slot] = None
 
+    def expect(self, num_pages: int) -> None:
+        """Leave so many pages, whatever is pinned from now on."""
+        self._largest_pages = max(self._largest_pages, num_pages)
+
     def pin(self, digest: str, num_pages: int = 0) -> None:
         """Keep the adapter in the slot that it has, or gets with the next `acquire`. Raises `Conflict` if that left too little."""
         if digest in self._pinned:
@@ -90,7 +98,7 @@ class SlotTable:
         if len(self._pinned) + 1 >= self.num_slots:
             raise Conflict(f"pins must leave one of the {self.num_slots} adapter slots free")
         most_pages = self.most_pages
-        if most_pages is not None and most_pages - num_pages < self._num_spare_pages:
+        if most_pages is not None and most_pages - num_pages < max(num_pages, self._largest_pages):
             raise Conflict("pins would leave too little of the adapters' memory for others")
         self._pinned[digest] = num_pages
         self._changed.add(digest)

@@ -6,12 +6,22 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal
 
 from loramux.engine.config import EngineConfig
 from loramux.engine.core import CoreOutputs
 from loramux.engine.process import main
-from loramux.engine.types import EngineInfo, EngineStats, GenerationRequest, RequestEnd, SamplingParams, TokenDelta
-from loramux.errors import InvalidRequest, LoramuxError, StartupFailed
+from loramux.engine.protocol import Placed
+from loramux.engine.types import (
+    AdapterResidency,
+    EngineInfo,
+    EngineStats,
+    GenerationRequest,
+    RequestEnd,
+    SamplingParams,
+    TokenDelta,
+)
+from loramux.errors import AdapterLoading, InvalidRequest, LoramuxError, StartupFailed
 from tests.fakes import base_description, engine_info
 
 BROKEN = 666
@@ -35,6 +45,7 @@ class FakeCore:
         self._fetch = fetch
         self._wake = wake
         self._loader = ThreadPoolExecutor(4)
+        self._residency: dict[str, AdapterResidency] = {}
         self._waiting: dict[str, tuple[GenerationRequest, Future[tuple[bytes, bytes]]]] = {}
         self._running: dict[str, GenerationRequest] = {}
         self._num_tokens: dict[str, int] = {}
@@ -61,6 +72,21 @@ class FakeCore:
         if request:
             self._end(request, "aborted")
 
+    def place(self, operation_id: str, digest: str, tier: Literal["host", "device"], pinned: bool | None) -> None:
+        """Done at once; an adapter named `missing` is not to be had."""
+        if digest == "missing":
+            self._outputs.placed.append(Placed(operation_id, AdapterLoading("no gateway has it").to_failure()))
+            return
+        self._outputs.placed.append(Placed(operation_id))
+        self._move(AdapterResidency(digest, tier, pinned=bool(pinned), num_bytes=7, rank=8))
+
+    def drop(self, digest: str) -> None:
+        self._move(AdapterResidency(digest, "none"))
+
+    @property
+    def residency(self) -> tuple[AdapterResidency, ...]:
+        return tuple(self._residency.values())
+
     def has_work(self) -> bool:
         return bool(self._running) or any(future.done() for _, future in self._waiting.values())
 
@@ -84,6 +110,12 @@ class FakeCore:
 
     def close(self) -> None:
         self._loader.shutdown()
+
+    def _move(self, residency: AdapterResidency) -> None:
+        self._outputs.residency.append(residency)
+        self._residency.pop(residency.digest, None)
+        if residency.tier != "none":
+            self._residency[residency.digest] = residency
 
     def _settle(self, request: GenerationRequest, future: Future[tuple[bytes, bytes]]) -> None:
         error = future.exception()

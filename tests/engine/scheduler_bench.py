@@ -38,12 +38,12 @@ class Bench:
         max_model_len: int = 512,
         turn_steps: int = 4,
         num_pages: int | None = None,
-        num_spare_pages: int = 0,
         pages: dict[str, int] | None = None,
     ) -> None:
         self.blocks = BlockPool(num_blocks)
-        self.slots = SlotTable(num_slots, num_pages, num_spare_pages=num_spare_pages)
+        self.slots = SlotTable(num_slots, num_pages)
         self.pages = pages or {}
+        self.slots.expect(max(self.pages.values(), default=0))
         self.runner = SymbolicRunner()
         self.scheduler = Scheduler(
             self.blocks,

@@ -13,9 +13,9 @@ import zmq.asyncio
 
 from loramux.engine.client import EngineClient
 from loramux.engine.interface import Engine, Generation
-from loramux.engine.protocol import Hello, StepOutput, Submit, Welcome, decode_to_engine, encode
-from loramux.engine.types import EngineStats, RequestEnd, TokenDelta
-from loramux.errors import InvalidRequest, NoEngine
+from loramux.engine.protocol import Hello, PlaceAdapter, Placed, StepOutput, Submit, Welcome, decode_to_engine, encode
+from loramux.engine.types import AdapterResidency, EngineStats, RequestEnd, TokenDelta
+from loramux.errors import AdapterLoading, InvalidRequest, NoEngine
 from tests.engine.engine_process import collect, connected, engine_thread, has_nothing, until
 from tests.engine.fake_core import REFUSED, make_request
 from tests.fakes import base_description, engine_info
@@ -80,11 +80,29 @@ async def test_statistics_arrive_while_idle(tmp_path: Path) -> None:
             await until(lambda: client.stats == EngineStats(num_steps=7), timeout_s=5)
 
 
+async def test_placing_dropping_and_what_every_gateway_hears_of_it(tmp_path: Path) -> None:
+    with engine_thread(tmp_path) as engine:
+        async with connected(engine.endpoint) as one, connected(engine.endpoint) as two:
+            await one.place("sha256:a", "device", pinned=True)
+            there = AdapterResidency("sha256:a", "device", pinned=True, num_bytes=7, rank=8)
+            await until(lambda: one.residency == two.residency == {"sha256:a": there}, timeout_s=5)
+            async with connected(engine.endpoint) as late:
+                assert late.residency == {"sha256:a": there}
+            with pytest.raises(AdapterLoading, match="no gateway has it"):
+                await two.place("missing", "host")
+            two.drop("sha256:a")
+            await until(lambda: one.residency == two.residency == {}, timeout_s=5)
+
+
 async def test_without_an_engine_nothing_is_accepted(tmp_path: Path) -> None:
     client = EngineClient(f"ipc://{tmp_path}/nobody", has_nothing)
     await client.start()
     with pytest.raises(NoEngine):
         client.submit(make_request("a"))
+    with pytest.raises(NoEngine):
+        await client.place("sha256:a", "host")
+    client.drop("sha256:a")
+    assert client.residency == {}
     await client.close()
 
 
@@ -171,6 +189,38 @@ async def test_a_lost_engine_ends_everything_with_the_counts_last_seen(scripted:
             client.submit(make_request("later"))
         await scripted.welcome()
         await until(lambda: client.info is not None)
+
+
+async def test_a_lost_engine_fails_placements_and_has_no_adapters(scripted: ScriptedEngine) -> None:
+    welcome = asyncio.create_task(scripted.welcome())
+    async with connected(scripted.endpoint) as client:
+        await welcome
+        placing = asyncio.create_task(client.place("sha256:a", "device"))
+        operation = await scripted.receive(PlaceAdapter)
+        assert isinstance(operation, PlaceAdapter) and (operation.digest, operation.tier, operation.pinned) == ("sha256:a", "device", None)
+        loading, there = AdapterResidency("sha256:a", "none", "loading"), AdapterResidency("sha256:b", "host")
+        await scripted.send(StepOutput(residency=(loading, there)))
+        await until(lambda: client.residency == {"sha256:a": loading, "sha256:b": there}, timeout_s=5)
+        await scripted.send(Placed("another operation"))
+        client.lost("the engine process died")
+        assert client.residency == {}
+        with pytest.raises(NoEngine, match="died"):
+            await placing
+
+
+async def test_a_placement_given_up_leaves_nothing(scripted: ScriptedEngine) -> None:
+    welcome = asyncio.create_task(scripted.welcome())
+    async with connected(scripted.endpoint) as client:
+        await welcome
+        placing = asyncio.create_task(client.place("sha256:a", "host"))
+        operation = await scripted.receive(PlaceAdapter)
+        assert isinstance(operation, PlaceAdapter)
+        placing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await placing
+        await scripted.send(Placed(operation.operation_id))
+        await scripted.send(StepOutput(residency=(AdapterResidency("sha256:a", "host"),)))
+        await until(lambda: "sha256:a" in client.residency, timeout_s=5)
 
 
 async def test_a_second_welcome_means_that_the_engine_forgot_us(scripted: ScriptedEngine, monkeypatch: pytest.MonkeyPatch) -> None:

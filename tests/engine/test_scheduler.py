@@ -242,7 +242,6 @@ def test_random_arrivals_aborts_preemptions_and_turns(seed: int) -> None:
         max_model_len=8 * BLOCK_SIZE,
         turn_steps=rng.randrange(1, 7),
         num_pages=rng.choice([None, 5, 7]),
-        num_spare_pages=5,
         pages=ADAPTERS,
     )
     prefixes = [[rng.randrange(VOCAB) for _ in range(rng.randrange(0, 110))] for _ in range(4)]
