@@ -7,7 +7,7 @@ import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
@@ -20,7 +20,11 @@ adapters = typer.Typer(help="Adapter versions, aliases and grants.", no_args_is_
 
 _TIMEOUT_S = 600.0
 
+
+Base = Annotated[str, typer.Option(help="The served base's name.")]
 Grants = Annotated[list[str] | None, typer.Option("--tenant", help="Tenant that may use it, or `*`; may be repeated.")]
+Preload = Annotated[Literal["none", "host", "device"], typer.Option(help="Where the new version shall be before the command returns.")]
+Place = Annotated[Literal["host", "device"], typer.Option(help="Host memory, or a slot on the device.")]
 
 
 def call(method: str, path: str, **content: Any) -> None:
@@ -123,27 +127,51 @@ def show_adapter(name: str) -> None:
 
 
 @adapters.command("register")
-def register_adapter(
-    name: str, source: str, base: Annotated[str, typer.Option(help="The served base's name.")], tenant: Grants = None
-) -> None:
+def register_adapter(name: str, source: str, base: Base, tenant: Grants = None, preload: Preload = "none") -> None:
     """Register a PEFT directory that the server can read under its --adapter-root."""
     uri = source if ":" in source else f"file:{Path(source).resolve()}"
-    call("POST", f"/adapters/{name}/versions", json={"base": base, "source": {"uri": uri}, "tenants": tenant or []})
+    fields = {"base": base, "source": {"uri": uri}, "tenants": tenant or [], "preload": {"tier": preload}}
+    call("POST", f"/adapters/{name}/versions", json=fields)
 
 
 @adapters.command("upload")
-def upload_adapter(
-    name: str, directory: Path, base: Annotated[str, typer.Option(help="The served base's name.")], tenant: Grants = None
-) -> None:
+def upload_adapter(name: str, directory: Path, base: Base, tenant: Grants = None, preload: Preload = "none") -> None:
     """Upload a PEFT directory of this machine."""
+    from loramux.adapters.added_tokens import ADDED_TOKENS_FILE
+    from loramux.adapters.peft_format import CONFIG_FILE, TENSORS_FILE
+
+    optional = [ADDED_TOKENS_FILE] if (directory / ADDED_TOKENS_FILE).exists() else []
     with ExitStack() as stack:
         try:
-            files = {
-                file: stack.enter_context((directory / file).open("rb")) for file in ("adapter_config.json", "adapter_model.safetensors")
-            }
+            files = {file: stack.enter_context((directory / file).open("rb")) for file in (CONFIG_FILE, TENSORS_FILE, *optional)}
         except OSError as error:
             _fail(f"{error.filename} can't be read: {error.strerror}")
-        call("POST", f"/adapters/{name}/versions", data={"base": base, "tenants": json.dumps(tenant or [])}, files=files)
+        fields = {"base": base, "tenants": json.dumps(tenant or []), "preload": json.dumps({"tier": preload})}
+        call("POST", f"/adapters/{name}/versions", data=fields, files=files)
+
+
+@adapters.command("preload")
+def preload_version(name: str, version: int, tier: Place = "device") -> None:
+    """Have every engine load a version, now and whenever one starts."""
+    call("POST", f"/adapters/{name}/versions/{version}/preload", json={"tier": tier})
+
+
+@adapters.command("pin")
+def pin_version(name: str, version: int, tier: Place = "device") -> None:
+    """Load a version and keep it loaded."""
+    call("POST", f"/adapters/{name}/versions/{version}/pin", json={"tier": tier})
+
+
+@adapters.command("unpin")
+def unpin_version(name: str, version: int) -> None:
+    """Let a version be evicted again."""
+    call("POST", f"/adapters/{name}/versions/{version}/pin", json={"pinned": False})
+
+
+@adapters.command("drain")
+def drain_version(name: str, version: int) -> None:
+    """Refuse new requests for a version; registering it again makes it ready."""
+    call("POST", f"/adapters/{name}/versions/{version}/drain")
 
 
 @adapters.command("alias")

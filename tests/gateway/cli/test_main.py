@@ -107,6 +107,9 @@ async def url(app: Served) -> AsyncIterator[str]:
     await serving
 
 
+IN_SLOT = {"engine": "fake-0", "tier": "device", "state": "ready"}
+
+
 async def _run(url: str, *arguments: str, key: str = ADMIN_KEY) -> Any:
     environment = {"LORAMUX_URL": url, "LORAMUX_ADMIN_KEY": key}
     return await asyncio.to_thread(CliRunner().invoke, command, arguments, env=environment)
@@ -126,7 +129,15 @@ async def test_the_admin_commands(app: Served, url: str) -> None:
     assert [each["id"] for each in (await done("keys", "list", "acme"))["data"]] == [key["id"]]
     one, two = write_adapter(app.root / "one", seed=1), write_adapter(app.root.parent / "two", seed=2)
     assert (await done("adapters", "register", "tickets", str(one), "--base", "tiny", "--tenant", "acme"))["version"] == 1
-    assert (await done("adapters", "upload", "tickets", str(two), "--base", "tiny"))["version"] == 2
+    uploaded = await done("adapters", "upload", "tickets", str(two), "--base", "tiny", "--preload", "host")
+    assert uploaded["version"] == 2 and uploaded["placements"][0]["tier"] == "host"
+    assert (await done("adapters", "preload", "tickets", "1", "--tier", "host"))["placements"][0]["tier"] == "host"
+    assert (await done("adapters", "pin", "tickets", "1"))["placements"][0] == {**IN_SLOT, "pinned": True}
+    assert (await done("adapters", "unpin", "tickets", "1"))["placements"][0] == {**IN_SLOT, "pinned": False}
+    assert (await done("adapters", "drain", "tickets", "1"))["state"] == "draining"
+    (app.root.parent / "two" / "added_tokens.json").write_text('{"<new>": 99999}')
+    refused = await _run(url, "adapters", "upload", "tickets", str(two), "--base", "tiny")
+    assert refused.exit_code == 1 and "adapter_invalid" in refused.stderr and "<new>" in refused.stderr
     assert await done("adapters", "alias", "tickets", "prod", "2") == {"alias": "prod", "version": 2}
     assert (await done("adapters", "show", "tickets"))["tenants"] == ["acme"]
     assert await done("adapters", "grant", "tickets", "--tenant", "*") == {"tenants": ["*"]}
