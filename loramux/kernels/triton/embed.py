@@ -79,7 +79,7 @@ def _embed(
     columns = column_block * block_columns + tl.arange(0, block_columns)
     inside = columns < width
     a_rows = a_start + tl.load(token_ids + rows, mask=mine, other=0) * RANKS
-    delta = tl.zeros((block_rows, block_columns), dtype=tl.float32)
+    delta = tl.full((block_rows, block_columns), 0.0, tl.float32)
     for first in range(0, num_ranks, block_ranks):
         ranks, exist, starts = rank_tile(of_slot, first, num_ranks, page_elements, block_ranks)
         a_columns = starts + ranks % RANKS

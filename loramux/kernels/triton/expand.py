@@ -111,10 +111,10 @@ def _expand(
     mine = rows < tl.load(blocks + 3 * block + 2)
     columns = tl.load(columns_of + 3 * column_block + 1) + tl.arange(0, block_columns)
     inside = columns < tl.load(columns_of + 3 * column_block + 2)
-    delta = tl.zeros((block_rows, block_columns), dtype=tl.float32)
+    delta = tl.full((block_rows, block_columns), 0.0, tl.float32)
     for first in range(0, num_ranks, block_ranks):
         ranks, exist, starts = rank_tile(of_slot, first, num_ranks, page_elements, block_ranks)
-        sums = tl.zeros((block_rows, block_ranks), dtype=tl.float32)
+        sums = tl.full((block_rows, block_ranks), 0.0, tl.float32)
         for split in tl.static_range(num_splits):
             shrunk_rows = (split * num_rows + rows) * (num_slices * max_rank) + piece * max_rank
             sums += tl.load(shrunk + shrunk_rows[:, None] + ranks[None, :], mask=mine[:, None] & exist[None, :], other=0.0)

@@ -81,7 +81,7 @@ def _shrink(
     for first in range(0, num_ranks, block_ranks):
         ranks, exist, starts = rank_tile(of_slot, first, num_ranks, page_elements, block_ranks)
         a_rows = pages + a_start + starts + (piece * RANKS + ranks % RANKS) * in_features
-        sums = tl.zeros((block_rows, block_ranks), dtype=tl.float32)
+        sums = tl.full((block_rows, block_ranks), 0.0, tl.float32)
         for inner in range(split * split_elements, inner_end, block_inner):
             at = inner + tl.arange(0, block_inner)
             inside = at < inner_end
