@@ -11,14 +11,13 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from loramux.adapters.types import BaseDescription
-from loramux.engine.checkpoint import Checkpoint, open_checkpoint
+from loramux.engine.checkpoint import open_checkpoint
 from loramux.engine.config import EngineConfig
 from loramux.engine.core import EngineCore
+from loramux.engine.describe import describe_base
 from loramux.engine.detokenize import TextStream
 from loramux.engine.model.decoder import DecoderModel
 from loramux.engine.model.load import load_model
-from loramux.engine.model.saved_embeddings import base_digests
 from loramux.engine.prefix import BLOCK_SIZE
 from loramux.engine.runner import ModelRunner
 from loramux.engine.types import EngineInfo, GenerationRequest
@@ -55,7 +54,14 @@ def build_core(config: EngineConfig, fetch_adapter: FetchAdapter, wake: Callable
     model = load_model(checkpoint, device, config.dtype, ops)
     num_blocks = _num_blocks(config, model)
     tokenizer = Tokenizer.from_file(str(checkpoint.files_dir / "tokenizer.json"))
-    base = _describe(config, checkpoint, model, num_blocks, tokenizer)
+    base = describe_base(
+        checkpoint,
+        model,
+        _checkpoint_cache(config),
+        name=config.name or checkpoint.name,
+        max_model_len=_max_model_len(config.max_model_len, model.config.max_position_embeddings, num_blocks * BLOCK_SIZE),
+        max_lora_rank=config.max_lora_rank,
+    )
     info = EngineInfo(
         engine_id=f"engine-{os.getpid()}",
         epoch=secrets.token_hex(8),
@@ -128,23 +134,6 @@ def _memory_bytes() -> int:
 
 def _checkpoint_cache(config: EngineConfig) -> Path:
     return Path(config.data_dir) / "checkpoints"
-
-
-def _describe(config: EngineConfig, checkpoint: Checkpoint, model: DecoderModel, num_blocks: int, tokenizer: Tokenizer) -> BaseDescription:
-    return BaseDescription(
-        digest=checkpoint.digest,
-        tokenizer_digest=checkpoint.tokenizer_digest,
-        name=config.name or checkpoint.name,
-        model_type=str(checkpoint.config["model_type"]),
-        vocab_size=model.config.vocab_size,
-        max_model_len=_max_model_len(config.max_model_len, model.config.max_position_embeddings, num_blocks * BLOCK_SIZE),
-        dtype=str(model.dtype).removeprefix("torch."),
-        eos_token_ids=checkpoint.eos_token_ids,
-        max_lora_rank=config.max_lora_rank,
-        modules=model.modules,
-        saved_weight_digests=base_digests(checkpoint, _checkpoint_cache(config)),
-        added_tokens={token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items()},
-    )
 
 
 def _max_model_len(asked: int | None, of_checkpoint: int, kv_capacity_tokens: int) -> int:

@@ -31,7 +31,7 @@ def choose_dtype(setting: str, device: str, config: ModelConfig) -> torch.dtype:
 
 
 def load_model(checkpoint: Checkpoint, device: str, dtype: str, ops: Ops) -> DecoderModel:
-    """Read the weights onto `device` (`cpu` or `cuda`) in `dtype` (`auto` or torch's name).
+    """Read the weights onto `device` (`cpu`, `cuda`, or `meta` to check them only) in `dtype` (`auto` or torch's name).
 
     Raises `StartupFailed` naming an unsupported feature, or the file or tensor that is missing or wrong.
     """
@@ -74,9 +74,10 @@ def open_source(checkpoint: Checkpoint, config: ModelConfig) -> TensorSource:
 def _rope(weights: Weights, config: ModelConfig, device: torch.device) -> RopeFrequencies:
     """A GGUF carries llama3's scaling as a divisor per frequency."""
     inverse, attention_factor = rope_frequencies(config.rope, config.head_dim)
+    inverse = inverse.to(device)
     if weights.has("rope_freqs.weight"):
-        inverse = inverse / weights.take("rope_freqs.weight", config.head_dim // 2).float().cpu()
-    return RopeFrequencies(inverse.to(device), attention_factor)
+        inverse = inverse / weights.take("rope_freqs.weight", config.head_dim // 2).float()
+    return RopeFrequencies(inverse, attention_factor)
 
 
 def _layer(weights: Weights, config: ModelConfig, index: int) -> Layer:

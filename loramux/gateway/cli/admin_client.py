@@ -190,3 +190,16 @@ def set_grants(name: str, tenant: Grants = None) -> None:
 def delete_adapter(name: str, version: Annotated[int | None, typer.Option(help="Only this version.")] = None) -> None:
     """Delete an adapter, or one version of it."""
     call("DELETE", f"/adapters/{name}" if version is None else f"/adapters/{name}/versions/{version}")
+
+
+@adapters.command("inspect")
+def inspect_adapter(
+    directory: Path,
+    model: Annotated[str | None, typer.Option(help="The checkpoint that it shall be served with.")] = None,
+    dtype: Annotated[str, typer.Option(help="As of `serve`.")] = "auto",
+    max_lora_rank: Annotated[int, typer.Option(help="As of `serve`.")] = 64,
+) -> None:
+    """Print the registration report of a PEFT directory, without a server; the exit code is 0 if it is valid."""
+    from loramux.gateway.cli.inspect_adapter import run_inspect
+
+    raise typer.Exit(run_inspect(directory, model, dtype, max_lora_rank))
