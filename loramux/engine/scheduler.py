@@ -18,11 +18,12 @@ from typing import Literal
 
 from loramux.engine.block_pool import BlockPool
 from loramux.engine.fair_queue import FairQueue
+from loramux.engine.outcome import collect_prompt_logprobs, judge, token_delta
 from loramux.engine.plan import Chunk, SampledToken, StepPlan, StepResult
 from loramux.engine.prefix import BLOCK_SIZE
 from loramux.engine.sequence import RequestState, Sequence, TextStream
 from loramux.engine.slot_turns import SlotTurns
-from loramux.engine.types import FinishReason, GenerationRequest, RequestEnd, TokenDelta, TokenLogprob
+from loramux.engine.types import GenerationRequest, RequestEnd, TokenDelta
 from loramux.errors import EngineFailed, Failure, GrammarTooComplex
 from loramux.lora.slots import SlotTable
 
@@ -332,7 +333,7 @@ class Scheduler:
             self._queue.charge(sequence.request.request.tenant_id, chunk.num_tokens)
             self._advance(sequence, chunk.num_tokens)
             if chunk.wants_prompt_logprobs:
-                _collect_prompt_logprobs(chunk, logprobs)
+                collect_prompt_logprobs(chunk, logprobs)
             if sampled is not None:
                 self._append(sequence, sampled)
 
@@ -351,51 +352,16 @@ class Scheduler:
         sequence.append(sampled.token_id)
         self.counters.num_completion_tokens += 1
         try:
-            outcome = self._judge(sequence, sampled.token_id)
+            outcome = judge(sequence, sampled.token_id, self._max_model_len)
         except (EngineFailed, GrammarTooComplex) as error:
             self._end(state, "failed", error.to_failure())
             return
-        self._emit(sequence, sampled, outcome)
+        self._outputs.deltas.append(token_delta(sequence, sampled, outcome))
         if outcome.finish_reason is not None:
             self._finish(sequence)
         if sequence.index == 0 and sequence.num_output_tokens == 1:
             for sibling in state.sequences[1:]:
                 self._wait(sibling)
-
-    def _judge(self, sequence: Sequence, token_id: int) -> _Outcome:
-        """The text a new token makes certain, and whether the sequence ends with it. Raises `EngineFailed` for a token off the
-        grammar, `GrammarTooComplex` where the grammar has become too slow."""
-        state, matcher, sampling = sequence.request, sequence.matcher, sequence.request.request.sampling
-        if matcher is not None:
-            matcher.accept(token_id)
-        if token_id in state.stop_ids or (matcher is not None and token_id in state.eos_ids):
-            return _Outcome(sequence.text.finish(), "stop", None if token_id in state.eos_ids else token_id)
-        piece = sequence.text.push((token_id,))
-        if piece.stop_string is not None:
-            return _Outcome(piece.text, "stop", piece.stop_string)
-        if matcher is not None and matcher.ended:
-            return _Outcome(piece.text + sequence.text.finish(), "stop")
-        if sequence.num_output_tokens >= sampling.max_tokens or len(sequence.token_ids) >= self._max_model_len:
-            text = piece.text + sequence.text.finish()
-            stop_string = sequence.text.stop_string
-            return _Outcome(text, "length") if stop_string is None else _Outcome(text, "stop", stop_string)
-        return _Outcome(piece.text)
-
-    def _emit(self, sequence: Sequence, sampled: SampledToken, outcome: _Outcome) -> None:
-        state = sequence.request
-        first = sequence.index == 0 and sequence.num_output_tokens == 1
-        self._outputs.deltas.append(
-            TokenDelta(
-                request_id=state.request.id,
-                index=sequence.index,
-                token_ids=(sampled.token_id,),
-                text=outcome.text,
-                logprobs=() if sampled.logprob is None else (sampled.logprob,),
-                prompt_logprobs=tuple(state.prompt_logprobs) if first and state.prompt_logprobs else None,
-                finish_reason=outcome.finish_reason,
-                stop_reason=outcome.stop_reason,
-            )
-        )
 
     # Ends
 
@@ -446,20 +412,5 @@ class Scheduler:
             assert sequence.slot is None or self._slots.digest_of(sequence.slot) == sequence.adapter_digest
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    text: str
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-
-
 def _num_blocks(num_tokens: int) -> int:
     return -(-num_tokens // BLOCK_SIZE)
-
-
-def _collect_prompt_logprobs(chunk: Chunk, logprobs: list[TokenLogprob]) -> None:
-    """Append what is new; a prompt computed again after a preemption repeats what is there."""
-    collected = chunk.sequence.request.prompt_logprobs
-    if not collected:
-        collected.append(None)
-    collected.extend(logprobs[len(collected) - chunk.start - 1 :])
