@@ -136,7 +136,7 @@ class LoraSlots(Protocol):
         """The weights in the form that `plan` takes, made once when the adapter is loaded."""
 
     def num_pages_of(self, weights: AdapterWeights) -> int:
-        """Pages that the adapter takes."""
+        """Pages that the adapter takes; weights as `prepare` takes them."""
 
     def plan(self, rows: Sequence[SlotRows]) -> LoraPlan:
         """For one batch; rows are disjoint and in order. Moves what a slot does not hold yet to the device."""

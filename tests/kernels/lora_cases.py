@@ -119,7 +119,7 @@ def plan(slots: LoraSlots, case: LoraCase) -> LoraPlan:
     """Slot i, and the next pages that are free, for adapter i."""
     prepared = [slots.prepare(each) for each in case.adapters]
     pages: list[tuple[int, ...]] = []
-    for each in prepared:
+    for each in case.adapters:
         taken = sum(map(len, pages))
         pages.append(tuple(range(taken, taken + slots.num_pages_of(each))))
     return slots.plan([SlotRows(start, end, slot, pages[slot], prepared[slot]) for start, end, slot in case.segments])
