@@ -213,7 +213,6 @@ class EngineCore:
         """Raise AssertionError unless every pool and count agrees. For tests."""
         self._scheduler.check_integrity()
         self._adapters.check_integrity()
-        self._residencies.check_integrity()
 
     def _check(self, request: GenerationRequest) -> None:
         base = self.info.base

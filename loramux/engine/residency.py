@@ -113,12 +113,6 @@ class AdapterResidencies:
             return AdapterInvalid(f"the adapter takes {adapter.num_pages} pages of the device's memory, adapters have {num_pages} in all")
         return AdapterLoading(f"the adapter takes {adapter.num_pages} pages of the device's memory, pins leave {most_pages}")
 
-    def check_integrity(self) -> None:
-        """Raise AssertionError unless what has a slot is in host memory. For tests."""
-        for digest in filter(None, map(self._slots.digest_of, range(self._slots.num_slots))):
-            state = self._adapters.state(digest)
-            assert digest in self._left_host or digest in self._changed or (state is not None and state.value is not None), digest
-
     def _follow_host(self) -> None:
         changed = self._adapters.take_changed()
         self._changed |= changed
@@ -144,9 +138,9 @@ class AdapterResidencies:
     def _move_on(self, placement: _Placement, adapter: HostAdapter) -> None:
         self._adapters.keep(placement.digest)
         try:
-            self._set_pin(placement, adapter)
             if placement.tier == "device" and (misfit := self.misfit(adapter)):
                 raise misfit
+            self._set_pin(placement, adapter)
         except LoramuxError as error:
             self._adapters.release(placement.digest)
             self._answer(placement, error)

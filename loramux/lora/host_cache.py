@@ -132,7 +132,7 @@ class HostCache(Generic[_Adapter]):
             self._unuse(digest, entry, entry.value)
 
     def pin(self, digest: str) -> None:
-        """Keep a loaded adapter that the caller has acquired until `unpin`.
+        """Keep a loaded adapter that the caller has acquired until `unpin`, though it was dropped before.
 
         Raises `Conflict` if the pins would leave no room for the largest adapter seen.
         """
@@ -148,6 +148,7 @@ class HostCache(Generic[_Adapter]):
                 entry.pinned = True
                 entry.num_users += 1
                 self._operator_bytes += num_bytes
+            entry.dropped = False
             self._changed.add(digest)
 
     def keep(self, digest: str) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from loramux.errors import AdapterInvalid, EngineFailed
+from loramux.errors import AdapterInvalid, AdapterLoading, Conflict, EngineFailed
 from loramux.lora.host_cache import HostCache
 
 
@@ -174,9 +175,130 @@ def test_closing_fails_what_waits(loader: Loader) -> None:
     cache.check_integrity()
 
 
+def _pin_or_unpin(rng: random.Random, cache: HostCache[Item], digest: str) -> None:
+    if rng.random() < 0.1:
+        cache.keep(digest)
+        with contextlib.suppress(Conflict):
+            cache.pin(digest)
+    elif rng.random() < 0.2:
+        cache.unpin(digest)
+
+
+def load(cache: HostCache[Item], digest: str) -> None:
+    cache.acquire(digest).result(10)
+
+
+def unload(cache: HostCache[Item], *digests: str) -> None:
+    for digest in digests:
+        cache.release(digest)
+
+
+def test_what_is_dropped_goes_with_its_last_user(cache: HostCache[Item], loader: Loader) -> None:
+    for _ in range(2):
+        load(cache, "a/10")
+    cache.drop("a/10")
+    cache.drop("unknown/1")
+    unload(cache, "a/10")
+    assert cache.num_bytes == 10
+    state = cache.state("a/10")
+    assert state is not None and state.dropped and state.value == Item("a/10", 10)
+    unload(cache, "a/10")
+    assert (cache.num_adapters, cache.num_bytes, cache.state("a/10")) == (0, 0, None)
+    load(cache, "a/10")
+    unload(cache, "a/10")
+    assert (cache.num_bytes, loader.loads["a/10"]) == (10, 2)
+    cache.drop("a/10")
+    assert (cache.num_bytes, cache.num_evictions, cache.num_loads) == (0, 2, 2)
+
+
+def test_dropped_while_it_loads(cache: HostCache[Item], loader: Loader) -> None:
+    loader.gate.clear()
+    futures = [cache.acquire("a/10") for _ in range(2)]
+    cache.drop("a/10")
+    loader.gate.set()
+    assert [future.result(10) for future in futures] == [Item("a/10", 10)] * 2
+    unload(cache, "a/10", "a/10")
+    assert cache.state("a/10") is None
+
+
+def test_a_dropped_adapter_can_be_kept_after_all(cache: HostCache[Item]) -> None:
+    load(cache, "a/10")
+    cache.drop("a/10")
+    cache.keep("a/10")
+    unload(cache, "a/10")
+    assert cache.num_bytes == 10
+
+
+def test_a_pinned_adapter_is_not_evicted_until_it_is_unpinned(cache: HostCache[Item], loader: Loader) -> None:
+    load(cache, "a/40")
+    cache.pin("a/40")
+    cache.pin("a/40")
+    unload(cache, "a/40")
+    with pytest.raises(KeyError):
+        cache.release("a/40")
+    for digest in ("b/50", "c/50"):
+        load(cache, digest)
+        unload(cache, digest)
+    assert loader.loads["a/40"] == 1 and cache.num_bytes == 90
+    cache.unpin("a/40")
+    cache.unpin("a/40")
+    load(cache, "b/50")
+    load(cache, "d/20")
+    assert cache.state("a/40") is None
+    unload(cache, "b/50", "d/20")
+
+
+def test_dropping_takes_the_pin_away(cache: HostCache[Item]) -> None:
+    load(cache, "a/40")
+    cache.pin("a/40")
+    unload(cache, "a/40")
+    cache.drop("a/40")
+    assert cache.state("a/40") is None and cache.num_bytes == 0
+
+
+def test_pins_leave_room_for_the_largest_seen(cache: HostCache[Item]) -> None:
+    load(cache, "large/60")
+    with pytest.raises(Conflict, match="60 bytes leave no room"):
+        cache.pin("large/60")
+    load(cache, "a/30")
+    cache.pin("a/30")
+    unload(cache, "a/30", "large/60")
+    load(cache, "b/20")
+    with pytest.raises(Conflict, match="50 bytes leave no room in a host cache of 100"):
+        cache.pin("b/20")
+    unload(cache, "b/20")
+    with pytest.raises(AdapterLoading, match="71 bytes, pinned adapters hold 30 of 100"):
+        cache.acquire("larger/71").result(10)
+    load(cache, "fits/70")
+    unload(cache, "fits/70")
+    cache.unpin("a/30")
+    load(cache, "larger/71")
+    unload(cache, "larger/71")
+
+
+def test_what_changed_is_told_once(cache: HostCache[Item], loader: Loader) -> None:
+    loader.gate.clear()
+    future = cache.acquire("a/60")
+    assert cache.take_changed() == {"a/60"} and cache.num_loading == 1
+    state = cache.state("a/60")
+    assert state is not None and state.value is None
+    loader.gate.set()
+    future.result(10)
+    assert cache.take_changed() == {"a/60"} and cache.num_loading == 0
+    unload(cache, "a/60")
+    assert cache.take_changed() == set()
+    load(cache, "b/60")
+    assert cache.take_changed() == {"a/60", "b/60"}
+    loader.failing.add("c/10")
+    with pytest.raises(AdapterInvalid):
+        load(cache, "c/10")
+    assert cache.take_changed() == {"c/10"} and cache.state("c/10") is None
+    unload(cache, "b/60")
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_random_use_from_many_threads(seed: int) -> None:
-    """Sizes to 60 of 100 bytes, some failing: nobody hangs, the bound holds, and at the end nothing is pinned."""
+    """Sizes to 100 of 100 bytes, some failing, pins and drops in between: nobody hangs, the bound holds, and at the end nothing is used."""
     print("seed", seed)
     loader = Loader()
     loader.failing = {"f/10", "g/30"}
@@ -189,8 +311,11 @@ def test_random_use_from_many_threads(seed: int) -> None:
             for _ in range(60):
                 digest = rng.choice(digests)
                 future = cache.acquire(digest)
+                if rng.random() < 0.1:
+                    cache.drop(digest)
                 if future.exception(20) is None:
                     assert future.result().digest == digest
+                    _pin_or_unpin(rng, cache, digest)
                     time.sleep(rng.random() * 2e-4)
                     cache.release(digest)
                 cache.check_integrity()
@@ -204,7 +329,11 @@ def test_random_use_from_many_threads(seed: int) -> None:
         thread.join(60)
     assert not problems and not any(thread.is_alive() for thread in threads)
     for digest in digests:
+        cache.unpin(digest)
         with pytest.raises(KeyError):
             cache.release(digest)
+        cache.drop(digest)
+    assert (cache.num_adapters, cache.num_bytes, cache.num_loading) == (0, 0, 0)
+    assert cache.num_loads == cache.num_evictions > 0
     cache.close()
     cache.check_integrity()
