@@ -10,7 +10,7 @@ struct Avx512Bfloat16Dot : Avx512Bfloat16 {
 
     static Factor load_factor(const uint16_t* from) { return reinterpret_cast<__m512bh>(_mm512_loadu_si512(from)); }
 
-    static Sum dot(Sum sum, Factor x, Factor a) { return _mm512_dpbf16_ps(sum, x, a); }
+    static Register dot(Register sum, Factor x, Factor a) { return _mm512_dpbf16_ps(sum, x, a); }
 };
 
 }  // namespace

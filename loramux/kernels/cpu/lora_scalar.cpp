@@ -7,68 +7,48 @@ namespace loramux {
 
 namespace {
 
-// Plain arrays, which a compiler turns into whatever vectors the build's target has.
+// Plain arithmetic on four values, which the compiler maps to whatever the build's target has.
 struct Scalar {
-    static constexpr int WIDTH = 8;
-    static constexpr int SHRINK_ROWS = 2;
-    static constexpr int SHRINK_RANKS = 2;
-    static constexpr int EXPAND_ROWS = 4;
+    typedef float Register __attribute__((vector_size(16)));
+    using Factor = Register;
+    static constexpr int WIDTH = 4, SHRINK_ROWS = 2, SHRINK_RANKS = 4;
+    static constexpr int COLUMNS = 8, REGISTERS = 2, EXPAND_ROWS = 4;
 
-    struct Lanes {
-        float of[WIDTH];
-    };
-    using Sum = Lanes;
-    using Factor = Lanes;
+    static Register all(float value) { return Register{value, value, value, value}; }
 
-    static Sum dot(const Sum& sum, const Factor& x, const Factor& a) { return multiply_add(x, a, sum); }
+    static Register add(Register p, Register q) { return p + q; }
 
-    static float total(const Sum& sum) {
-        return ((sum.of[0] + sum.of[4]) + (sum.of[2] + sum.of[6])) + ((sum.of[1] + sum.of[5]) + (sum.of[3] + sum.of[7]));
-    }
+    static Register multiply_add(Register p, Register q, Register sum) { return p * q + sum; }
 
-    static Lanes all(float value) { return {value, value, value, value, value, value, value, value}; }
+    static Register dot(Register sum, Factor x, Factor a) { return x * a + sum; }
 
-    static Lanes add(const Lanes& p, const Lanes& q) {
-        Lanes sums;
-        for (int i = 0; i < WIDTH; ++i) sums.of[i] = p.of[i] + q.of[i];
-        return sums;
-    }
+    static float total(Register sum) { return (sum[0] + sum[2]) + (sum[1] + sum[3]); }
 
-    static Lanes multiply_add(const Lanes& p, const Lanes& q, const Lanes& sum) {
-        Lanes sums;
-        for (int i = 0; i < WIDTH; ++i) sums.of[i] = p.of[i] * q.of[i] + sum.of[i];
-        return sums;
-    }
-
-    static Lanes load(const float* from) {
-        Lanes lanes;
-        std::memcpy(lanes.of, from, sizeof lanes.of);
-        return lanes;
-    }
+    static void load(const float* from, Register (&to)[REGISTERS]) { std::memcpy(to, from, sizeof to); }
 };
 
 struct ScalarFloat32 : Scalar {
     using Element = float;
 
-    static Factor load_factor(const float* from) { return load(from); }
+    static Factor load_factor(const float* from) { return Register{from[0], from[1], from[2], from[3]}; }
 
-    static void store(float* to, const Lanes& lanes) { std::memcpy(to, lanes.of, sizeof lanes.of); }
+    static void store(float* to, const Register (&from)[REGISTERS]) { std::memcpy(to, from, sizeof from); }
 };
 
 struct ScalarBfloat16 : Scalar {
     using Element = uint16_t;
     using Scalar::load;
 
-    static Lanes load(const uint16_t* from) {
-        Lanes lanes;
-        for (int i = 0; i < WIDTH; ++i) lanes.of[i] = bfloat16_to_float(from[i]);
-        return lanes;
+    static Factor load_factor(const uint16_t* from) {
+        return Register{bfloat16_to_float(from[0]), bfloat16_to_float(from[1]), bfloat16_to_float(from[2]), bfloat16_to_float(from[3])};
     }
 
-    static Factor load_factor(const uint16_t* from) { return load(from); }
+    static void load(const uint16_t* from, Register (&to)[REGISTERS]) {
+        for (int k = 0; k < REGISTERS; ++k) to[k] = load_factor(from + 4 * k);
+    }
 
-    static void store(uint16_t* to, const Lanes& lanes) {
-        for (int i = 0; i < WIDTH; ++i) to[i] = rounded(lanes.of[i]);
+    static void store(uint16_t* to, const Register (&from)[REGISTERS]) {
+        for (int i = 0; i < COLUMNS; ++i) to[i] = rounded(from[i / 4][i % 4]);
     }
 
    private:

@@ -1,8 +1,8 @@
 // The kernels of `lora_kernel.h` over a vector type V, included once by the file of each instruction set.
 //
-// V works on WIDTH elements at a time: as a Factor in dot products, as a Lanes in float32 elsewhere. Everything here has internal
-// linkage and no template of the standard library is used: a function compiled for one instruction set must not be the linker's choice
-// for another.
+// V multiplies x and A as Factors of WIDTH elements, summed in a Register of partial sums; it changes y by strips of COLUMNS columns, held
+// in REGISTERS registers of float32. Everything here has internal linkage and no template of the standard library is used: a function
+// compiled for one instruction set must not be the linker's choice for another.
 #pragma once
 
 #include <cstring>
@@ -12,6 +12,8 @@
 namespace loramux {
 
 namespace {
+
+constexpr int64_t MAX_WIDENED_RANKS = 128;
 
 template <class V>
 typename V::Element* elements(void* address) {
@@ -24,7 +26,7 @@ const typename V::Element* elements(const void* address) {
 }
 
 template <class V, int ROWS, int RANKS>
-void add_products(typename V::Sum (&sums)[ROWS][RANKS], const typename V::Element* x, int64_t x_stride, const typename V::Element* a,
+void add_products(typename V::Register (&sums)[ROWS][RANKS], const typename V::Element* x, int64_t x_stride, const typename V::Element* a,
                   int64_t a_stride) {
     typename V::Factor x_factors[ROWS];
     for (int row = 0; row < ROWS; ++row) x_factors[row] = V::load_factor(x + row * x_stride);
@@ -46,7 +48,7 @@ void shrink_tile(const LoraShrink& of, int64_t row, int64_t rank) {
     const int64_t size = of.in_features;
     const auto* x = elements<V>(of.x) + row * size;
     const auto* a = elements<V>(of.a) + rank * size;
-    typename V::Sum sums[ROWS][RANKS] = {};
+    typename V::Register sums[ROWS][RANKS] = {};
     const int64_t whole = size / V::WIDTH * V::WIDTH;
     for (int64_t i = 0; i < whole; i += V::WIDTH) add_products<V, ROWS, RANKS>(sums, x + i, size, a + i, size);
     if (whole < size) {
@@ -77,59 +79,89 @@ void shrink(const LoraShrink& of) {
     shrink_ranks<V, V::SHRINK_RANKS>(of, 0);
 }
 
-// A strip of at most WIDTH columns; the last one of a matrix may be narrower.
+// Columns [first, first + count): COLUMNS of them, or the fewer that are left at the end of a matrix.
 template <class V, bool WHOLE>
 struct Strip {
     int64_t first;
     int64_t count;
 
     template <class T>
-    typename V::Lanes load(const T* row) const {
-        if constexpr (WHOLE) return V::load(row + first);
-        T padded[V::WIDTH] = {};
+    void load(const T* row, typename V::Register (&registers)[V::REGISTERS]) const {
+        if constexpr (WHOLE) return V::load(row + first, registers);
+        T padded[V::COLUMNS] = {};
         std::memcpy(padded, row + first, count * sizeof(T));
-        return V::load(padded);
+        V::load(padded, registers);
     }
 
-    void store(typename V::Element* row, typename V::Lanes lanes) const {
-        if constexpr (WHOLE) return V::store(row + first, lanes);
-        typename V::Element padded[V::WIDTH];
-        V::store(padded, lanes);
+    void store(typename V::Element* row, const typename V::Register (&registers)[V::REGISTERS]) const {
+        if constexpr (WHOLE) return V::store(row + first, registers);
+        typename V::Element padded[V::COLUMNS];
+        V::store(padded, registers);
         std::memcpy(row + first, padded, count * sizeof(typename V::Element));
     }
 };
 
-template <class V, int ROWS, bool WHOLE>
-void expand_tile(const LoraExpand& of, int64_t row, Strip<V, WHOLE> strip) {
-    typename V::Lanes sums[ROWS] = {};
+// One row of y: gain * y + delta + shift.
+template <class V, bool WHOLE>
+[[gnu::always_inline]] inline void change_row(const LoraExpand& of, typename V::Element* row, Strip<V, WHOLE> strip,
+                                              const typename V::Register (&delta)[V::REGISTERS]) {
+    typename V::Register y[V::REGISTERS], vector[V::REGISTERS];
+    strip.load(row, y);
+    if (of.gain) {
+        strip.load(of.gain, vector);
+        for (int k = 0; k < V::REGISTERS; ++k) y[k] = V::multiply_add(vector[k], y[k], delta[k]);
+    } else {
+        for (int k = 0; k < V::REGISTERS; ++k) y[k] = V::add(y[k], delta[k]);
+    }
+    if (of.shift) {
+        strip.load(of.shift, vector);
+        for (int k = 0; k < V::REGISTERS; ++k) y[k] = V::add(y[k], vector[k]);
+    }
+    strip.store(row, y);
+}
+
+// Rows [row, row + ROWS); load_b(rank, registers) fetches the strip's row of B.
+template <class V, int ROWS, bool WHOLE, class LoadB>
+void expand_tile(const LoraExpand& of, int64_t row, Strip<V, WHOLE> strip, LoadB load_b) {
+    typename V::Register sums[ROWS][V::REGISTERS] = {};
     const float* s = of.s + row * of.s_stride;
-    const auto* b = elements<V>(of.b);
-    for (int64_t rank = 0; rank < of.num_ranks; ++rank, b += of.b_stride) {
-        const typename V::Lanes b_lanes = strip.load(b);
-        for (int r = 0; r < ROWS; ++r) sums[r] = V::multiply_add(V::all(s[r * of.s_stride + rank]), b_lanes, sums[r]);
+    for (int64_t rank = 0; rank < of.num_ranks; ++rank) {
+        typename V::Register b[V::REGISTERS];
+        load_b(rank, b);
+        for (int r = 0; r < ROWS; ++r) {
+            const typename V::Register factor = V::all(s[r * of.s_stride + rank]);
+            for (int k = 0; k < V::REGISTERS; ++k) sums[r][k] = V::multiply_add(factor, b[k], sums[r][k]);
+        }
     }
-    for (int r = 0; r < ROWS; ++r) {
-        auto* y = elements<V>(of.y) + (row + r) * of.y_stride;
-        const typename V::Lanes before = strip.load(y);
-        typename V::Lanes after = of.gain ? V::multiply_add(strip.load(of.gain), before, sums[r]) : V::add(before, sums[r]);
-        if (of.shift) after = V::add(after, strip.load(of.shift));
-        strip.store(y, after);
-    }
+    for (int r = 0; r < ROWS; ++r) change_row(of, elements<V>(of.y) + (row + r) * of.y_stride, strip, sums[r]);
 }
 
-template <class V, int ROWS, bool WHOLE>
-void expand_rows(const LoraExpand& of, int64_t row, Strip<V, WHOLE> strip) {
-    for (; row + ROWS <= of.num_rows; row += ROWS) expand_tile<V, ROWS, WHOLE>(of, row, strip);
-    if constexpr (ROWS > 1) expand_rows<V, ROWS / 2, WHOLE>(of, row, strip);
+template <class V, int ROWS, bool WHOLE, class LoadB>
+void expand_rows(const LoraExpand& of, int64_t row, Strip<V, WHOLE> strip, LoadB load_b) {
+    for (; row + ROWS <= of.num_rows; row += ROWS) expand_tile<V, ROWS>(of, row, strip, load_b);
+    if constexpr (ROWS > 1) expand_rows<V, ROWS / 2>(of, row, strip, load_b);
 }
 
-// Rows innermost: a strip of B stays in the first-level cache while every row of y passes.
+// Where several tiles of rows read a strip of B it is widened once, to one place: the rows of B lie a power of two apart or nearly so,
+// where a first-level cache holds few of them.
+template <class V, bool WHOLE>
+void expand_strip(const LoraExpand& of, Strip<V, WHOLE> strip) {
+    const auto load = [&](int64_t rank, typename V::Register(&b)[V::REGISTERS]) {
+        strip.load(elements<V>(of.b) + rank * of.b_stride, b);
+    };
+    if (of.num_rows <= V::EXPAND_ROWS || of.num_ranks > MAX_WIDENED_RANKS) return expand_rows<V, V::EXPAND_ROWS>(of, 0, strip, load);
+    typename V::Register widened[MAX_WIDENED_RANKS][V::REGISTERS];
+    for (int64_t rank = 0; rank < of.num_ranks; ++rank) load(rank, widened[rank]);
+    expand_rows<V, V::EXPAND_ROWS>(of, 0, strip, [&](int64_t rank, typename V::Register(&b)[V::REGISTERS]) {
+        for (int k = 0; k < V::REGISTERS; ++k) b[k] = widened[rank][k];
+    });
+}
+
 template <class V>
 void expand(const LoraExpand& of) {
-    const int64_t whole = of.num_columns / V::WIDTH * V::WIDTH;
-    for (int64_t column = 0; column < whole; column += V::WIDTH)
-        expand_rows<V, V::EXPAND_ROWS, true>(of, 0, Strip<V, true>{column, V::WIDTH});
-    if (whole < of.num_columns) expand_rows<V, V::EXPAND_ROWS, false>(of, 0, Strip<V, false>{whole, of.num_columns - whole});
+    const int64_t whole = of.num_columns / V::COLUMNS * V::COLUMNS;
+    for (int64_t column = 0; column < whole; column += V::COLUMNS) expand_strip(of, Strip<V, true>{column, V::COLUMNS});
+    if (whole < of.num_columns) expand_strip(of, Strip<V, false>{whole, of.num_columns - whole});
 }
 
 template <class Float32, class Bfloat16>
