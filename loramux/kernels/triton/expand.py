@@ -1,6 +1,6 @@
-"""y[t, columns of m] = gain * y[t, columns of m] + (sum over k of shrunk[k, t, m, :rank]) B[slot of t, m] + shift, for every module m.
+"""y[t, columns of m] = gain * y[t, columns of m] + (sum over k of shrunk[k, m, t, :rank]) B[slot of t, m] + shift, for every module m.
 
-shrunk float32 [num_splits, T, num_slices, max_rank], from `shrink`; y [T, width] in the model's dtype is changed in place, each element
+shrunk float32 [num_splits, num_slices, T, max_rank], from `shrink`; y [T, width] in the model's dtype is changed in place, each element
 rounded once. B and the vectors lie in pages (`layout`). A row whose adapter has nothing at the module is left alone.
 """
 
@@ -48,6 +48,7 @@ def expand(
         memory.table,
         blocks.table,
         num_rows,
+        len(site.slices),
         width,
         site.b_start,
         site.vector_start,
@@ -57,7 +58,6 @@ def expand(
         memory.rank_column + site.module_start,
         memory.vector_column + site.module_start,
         max_rank=max_rank,
-        num_slices=len(site.slices),
         num_splits=num_splits,
         block_rows=blocks.block_rows,
         block_ranks=BLOCK_RANKS,
@@ -71,7 +71,7 @@ def dot_precision(dtype: torch.dtype) -> str:
     return "ieee" if dtype == torch.float32 else "tf32"
 
 
-@triton.jit(do_not_specialize=["num_rows", "row_length", "rank_column", "vector_column"])
+@triton.jit(do_not_specialize=["num_rows", "num_slices", "row_length", "rank_column", "vector_column"])
 def _expand(
     y: tl.tensor,
     shrunk: tl.tensor,
@@ -81,6 +81,7 @@ def _expand(
     table: tl.tensor,
     blocks: tl.tensor,
     num_rows: tl.tensor,
+    num_slices: tl.tensor,
     width: tl.tensor,
     b_start: tl.tensor,
     vector_start: tl.tensor,
@@ -90,7 +91,6 @@ def _expand(
     rank_column: tl.tensor,
     vector_column: tl.tensor,
     max_rank: tl.constexpr,
-    num_slices: tl.constexpr,
     num_splits: tl.constexpr,
     block_rows: tl.constexpr,
     block_ranks: tl.constexpr,
@@ -116,7 +116,7 @@ def _expand(
         ranks, exist, starts = rank_tile(of_slot, first, num_ranks, page_elements, block_ranks)
         sums = tl.full((block_rows, block_ranks), 0.0, tl.float32)
         for split in tl.static_range(num_splits):
-            shrunk_rows = (split * num_rows + rows) * (num_slices * max_rank) + piece * max_rank
+            shrunk_rows = ((split * num_slices + piece) * num_rows + rows) * max_rank
             sums += tl.load(shrunk + shrunk_rows[:, None] + ranks[None, :], mask=mine[:, None] & exist[None, :], other=0.0)
         b = b_tile(pages + b_start, ranks, exist, starts, width, columns, inside)
         delta = tl.dot(sums, b, delta, input_precision=precision)

@@ -1,6 +1,6 @@
-"""shrunk[k, t, m, :rank] = sum over i in part k of x[t, i] * A[slot of t, m][:rank, i], for every module m of a fused layer.
+"""shrunk[k, m, t, :rank] = sum over i in part k of x[t, i] * A[slot of t, m][:rank, i], for every module m of a fused layer.
 
-x [T, in_features] in the model's dtype -> shrunk float32 [num_splits, T, num_slices, max_rank], of which other elements are left alone.
+x [T, in_features] in the model's dtype -> shrunk float32 [num_splits, num_slices, T, max_rank], of which other elements are left alone.
 A lies in pages (`layout`). The sum over `in_features` is split over programs so that few rows keep many of them busy; `expand` adds the
 parts in order, so that the same batch gives the same bits. After Punica's SGMV and vLLM's lora_shrink, without their atomic additions.
 """
@@ -40,7 +40,6 @@ def shrink(
         memory.table.shape[1],
         memory.rank_column + site.module_start,
         max_rank=max_rank,
-        num_slices=len(site.slices),
         block_rows=blocks.block_rows,
         block_ranks=BLOCK_RANKS,
         block_inner=BLOCK_INNER,
@@ -63,7 +62,6 @@ def _shrink(
     row_length: tl.tensor,
     rank_column: tl.tensor,
     max_rank: tl.constexpr,
-    num_slices: tl.constexpr,
     block_rows: tl.constexpr,
     block_ranks: tl.constexpr,
     block_inner: tl.constexpr,
@@ -90,5 +88,5 @@ def _shrink(
             if widen:
                 x_tile, a_tile = x_tile.to(tl.float32), a_tile.to(tl.float32)
             sums = tl.dot(x_tile, a_tile, sums, input_precision="ieee")
-        shrunk_rows = (split * num_rows + rows) * (num_slices * max_rank) + piece * max_rank
+        shrunk_rows = ((split * tl.num_programs(1) + piece) * num_rows + rows) * max_rank
         tl.store(shrunk + shrunk_rows[:, None] + ranks[None, :], sums, mask=mine[:, None] & exist[None, :])

@@ -22,7 +22,7 @@ from loramux.kernels.triton.shrink import BLOCK_INNER, _shrink
 from loramux.kernels.triton.tiles import BLOCK_RANKS
 
 POINTERS = {"shrunk": "*fp32", "vectors": "*fp32", "table": "*i32", "blocks": "*i32", "columns_of": "*i32", "token_ids": "*i64"}
-UNALIGNED = {"num_rows", "row_length", "rank_column", "vector_column"}
+UNALIGNED = {"num_rows", "num_slices", "row_length", "rank_column", "vector_column"}
 """Numbers that may be any; the others are multiples of 16 for real models."""
 
 
@@ -34,10 +34,9 @@ class Variant(NamedTuple):
 def variants(dtype: torch.dtype) -> Iterator[Variant]:
     for num_rows in (1, 1000):
         blocks = {"block_rows": block_rows_of(num_rows), "block_ranks": BLOCK_RANKS}
-        sizes = {"max_rank": 64, "num_slices": 3}
         columns = {"block_columns": BLOCK_COLUMNS, "precision": dot_precision(dtype)}
-        yield Variant(_shrink, {**blocks, **sizes, "block_inner": BLOCK_INNER, "widen": False})
-        yield Variant(_expand, {**blocks, **sizes, **columns, "num_splits": MAX_SPLITS})
+        yield Variant(_shrink, {**blocks, "max_rank": 64, "block_inner": BLOCK_INNER, "widen": False})
+        yield Variant(_expand, {**blocks, **columns, "max_rank": 64, "num_splits": MAX_SPLITS})
         yield Variant(_embed, {**blocks, **columns})
 
 
