@@ -90,6 +90,13 @@ def assert_idle(server: Server, timeout_s: float = 5.0) -> None:
         time.sleep(0.1)
 
 
+def engine_pid(server: Server) -> int:
+    """Of the only engine."""
+    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
+    (pid,) = [int(child) for child in children if "loramux.engine.process" in Path(f"/proc/{child}/cmdline").read_text()]
+    return pid
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

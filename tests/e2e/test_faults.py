@@ -14,16 +14,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.server import ADMIN_KEY, Server, assert_idle, running_server
+from tests.e2e.server import ADMIN_KEY, Server, assert_idle, engine_pid, running_server
 from tests.lora.random_adapters import write_random_adapter
 
 FLAGS = ("--dtype", "float32", "--kv-cache-gib", "0.05")
-
-
-def _engine_pid(server: Server) -> int:
-    children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children").read_text().split()
-    (pid,) = [int(child) for child in children if "loramux.engine.process" in Path(f"/proc/{child}/cmdline").read_text()]
-    return pid
 
 
 def test_a_killed_engine_ends_streams_with_an_error_event_and_comes_back(tiny_llama: Path, tmp_path: Path) -> None:
@@ -43,7 +37,7 @@ def test_a_killed_engine_ends_streams_with_an_error_event_and_comes_back(tiny_ll
                     continue
                 events.append(line)
                 if len(events) == 5:
-                    os.kill(_engine_pid(server), signal.SIGKILL)
+                    os.kill(engine_pid(server), signal.SIGKILL)
         waiter.join()
         assert events[-1] == "data: [DONE]"
         error = json.loads(events[-2].removeprefix("data: "))["error"]
