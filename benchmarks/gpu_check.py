@@ -1,20 +1,37 @@
-"""Every operation on the GPU against the CPU's torch reference, in float32 and bfloat16.
+"""Every operation on the GPU against the CPU's torch reference, in float32 and bfloat16; and what adapters add to a layer's time.
 
 Prints the largest difference of each and exits 1 if one is over its tolerance; where there is no GPU it says so and exits 0. A run
-appends one JSON line to benchmarks/results.jsonl.
+appends one JSON line to benchmarks/results.jsonl. Times are those of one layer of a Llama 8B in bfloat16, replayed from a CUDA graph.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 from typing import Any, NamedTuple
 
 import torch
+from gpu_lora import (
+    LLAMA_8B,
+    PARITY_ROWS,
+    PARITY_SHAPE,
+    POPULARITIES,
+    Batch,
+    Capture,
+    LayerTimes,
+    Parity,
+    captured,
+    eager_us,
+    graph_us,
+    relative_difference,
+    timed_batches,
+)
 from results import record
 
-from loramux.kernels.ops import AttentionBatch, LoraTerm, Ops, SliceWeights
+from loramux.kernels.ops import AttentionBatch, LoraShape, Ops
 from loramux.kernels.reference.ops import ReferenceOps
 from loramux.kernels.select import select_ops
 
@@ -75,18 +92,6 @@ def windowed_attention(ops: Ops, place: Place) -> torch.Tensor:
     return attention(ops, place, window=41)
 
 
-def lora(ops: Ops, place: Place) -> torch.Tensor:
-    """Two adapters of different rank on a fused layer of two slices; the rows between them have none."""
-    y, x = place.randn(NUM_TOKENS, 2 * HIDDEN), place.randn(NUM_TOKENS, HIDDEN)
-    terms = []
-    for start, end, rank in ((0, 3, 8), (20, NUM_TOKENS, 16)):
-        halves = [(i * rank, (i + 1) * rank, i * HIDDEN, (i + 1) * HIDDEN) for i in range(2)]
-        slices = tuple(SliceWeights(*half, place.randn(HIDDEN, rank, scale=0.05)) for half in halves)
-        terms.append(LoraTerm(start, end, place.randn(2 * rank, HIDDEN, scale=0.05), slices))
-    ops.lora(y, x, terms)
-    return y
-
-
 def apply_bitmask(ops: Ops, place: Place) -> torch.Tensor:
     """-inf becomes 1e4, so that differences are finite."""
     vocab_size = 49157
@@ -104,27 +109,32 @@ CASES: tuple[Callable[[Ops, Place], torch.Tensor], ...] = (
     rope,
     attention,
     windowed_attention,
-    lora,
     apply_bitmask,
 )
 
 
 def worst_difference(case: Callable[[Ops, Place], torch.Tensor], gpu_ops: Ops, device: str, dtype: torch.dtype) -> float:
-    """The largest |gpu - cpu| / (1 + |cpu|)."""
-    expected = case(ReferenceOps(), Place("cpu", dtype, torch.Generator().manual_seed(0))).double()
-    got = case(gpu_ops, Place(device, dtype, torch.Generator().manual_seed(0))).cpu().double()
-    return float(((got - expected).abs() / (1 + expected.abs())).max())
+    expected = case(ReferenceOps(), Place("cpu", dtype, torch.Generator().manual_seed(0)))
+    return relative_difference(case(gpu_ops, Place(device, dtype, torch.Generator().manual_seed(0))), expected)
 
 
-def check(device: str) -> dict[str, Any]:
+def adapter_differences(parity: Parity, num_rows: Sequence[int], capture: Capture) -> dict[str, float]:
+    """The largest difference of every kind of batch; infinity where the same batch does not give the same bits again."""
+    worst = {f"lora-{rows}-{popularity}": parity.worst(rows, popularity) for rows, popularity in product(num_rows, POPULARITIES)}
+    worst["lora-refilled-graph"] = parity.worst_after_refill(capture)
+    worst["lora-repeated"] = 0.0 if all(map(parity.repeats, num_rows)) else math.inf
+    return worst
+
+
+def check(gpu_ops: Ops, device: str, shape: LoraShape, num_rows: Sequence[int], capture: Capture) -> dict[str, Any]:
     """The worst difference of every operation by dtype, and which of them are over the tolerance."""
-    gpu_ops = select_ops(device)
-    worst, failed = {}, []
-    for case, dtype in product(CASES, TOLERANCE):
-        name = f"{case.__name__}-{str(dtype).removeprefix('torch.')}"
-        worst[name] = worst_difference(case, gpu_ops, device, dtype)
-        if not worst[name] <= TOLERANCE[dtype]:
-            failed.append(name)
+    worst: dict[str, float] = {}
+    for dtype in TOLERANCE:
+        differences = {case.__name__: worst_difference(case, gpu_ops, device, dtype) for case in CASES}
+        differences |= adapter_differences(Parity(gpu_ops, device, replace(shape, dtype=dtype), max(*num_rows, 33)), num_rows, capture)
+        worst |= {f"{name}-{str(dtype).removeprefix('torch.')}": difference for name, difference in differences.items()}
+    tolerance = {str(dtype).removeprefix("torch."): limit for dtype, limit in TOLERANCE.items()}
+    failed = [name for name, difference in worst.items() if not difference <= tolerance[name.rpartition("-")[2]]]
     return {"kernels": gpu_ops.name, "worst": worst, "failed": failed}
 
 
@@ -132,10 +142,13 @@ def main() -> None:
     if not torch.cuda.is_available():
         print("There is no GPU here: nothing to check.")
         return
-    found = check("cuda")
-    record(
-        "gpu_check", {"tolerance": {str(dtype): limit for dtype, limit in TOLERANCE.items()}}, found, device=torch.cuda.get_device_name()
-    )
+    torch.backends.cuda.matmul.allow_tf32 = False
+    ops = select_ops("cuda")
+    found = check(ops, "cuda", PARITY_SHAPE, PARITY_ROWS, captured)
+    layers = LayerTimes(ops, "cuda", LLAMA_8B, timed_batches())
+    times = {"graph_us": layers.times(graph_us, timed_batches()), "eager_us": layers.times(eager_us, [Batch(16, 8, 16)])}
+    settings = {"tolerance": {str(dtype): limit for dtype, limit in TOLERANCE.items()}}
+    record("gpu_check", settings, {**found, **times}, device=torch.cuda.get_device_name())
     if found["failed"]:
         sys.exit(f"over the tolerance: {', '.join(found['failed'])}")
 
