@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 
 from loramux.adapters.identity import content_digest
 from loramux.engine.build import GIB, build_core
@@ -25,7 +26,7 @@ from tests.engine.test_core_model import BLOCK_BYTES, NEAR_TIE
 from tests.lora.random_adapters import ALL_LINEAR, write_random_adapter
 
 NUM_VERSIONS = 10
-MAX_TOKENS = 20
+MAX_TOKENS = 14
 CHOICES = 3
 SCHEMA = json.dumps({"enum": ["bug", "question", "praise"]})
 PROMPTS = tuple(tuple(random.Random(size).randrange(3, 384) for _ in range(size)) for size in (2, 33, 70))
@@ -88,7 +89,7 @@ class World:
             (self.register, 2),
             (self.place, 3),
             (self.unregister, 1),
-            (self.run, 12),
+            (self.run, 9),
             (self.abort, 2),
             (self.crash, 1),
         ]
@@ -199,7 +200,7 @@ class Lab:
 
 @pytest.fixture(scope="module")
 def lab(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """9 blocks, 2 slots, and host memory for some 3 of the adapters."""
+    """9 blocks, 2 slots, and host memory for some 3 of the adapters. One thread: the model is too small to be worth two."""
     root = tmp_path_factory.mktemp("versions")
     contents: dict[str, tuple[bytes, bytes]] = {}
     for seed in range(NUM_VERSIONS):
@@ -225,11 +226,14 @@ def lab(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         max_num_seqs=6,
         max_num_batched_tokens=48,
         max_loras=2,
+        num_threads=1,
         lora_host_gib=3.5 * max(len(tensors) for _, tensors in contents.values()) / GIB,
     )
+    num_threads = torch.get_num_threads()
     core = build_core(config, fetch, wake=lambda: None)
     yield Lab(core, contents, crashing)
     core.close()
+    torch.set_num_threads(num_threads)
 
 
 def test_the_versions_are_far_apart(lab: Lab) -> None:
