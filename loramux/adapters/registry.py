@@ -32,6 +32,8 @@ from loramux.errors import Conflict, Draining, NotFound, StoreUnavailable
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
+Tier = Literal["host", "device"]
+
 EVERYONE = "*"
 """The grant that covers every tenant."""
 _SYNC_TIMEOUT_MS = 1000
@@ -57,7 +59,7 @@ class Wanted(NamedTuple):
     """What the operator wants of the engines, in force until it is taken back or the version is drained or deleted."""
 
     digest: str
-    tier: Literal["host", "device"]
+    tier: Tier
     pinned: bool
 
 
@@ -178,7 +180,7 @@ class Registry:
             raise _no_version()
         return _version(version, record, draining=True)
 
-    async def want(self, name: str, version: int, tier: Literal["host", "device"], *, pinned: bool) -> None:
+    async def want(self, name: str, version: int, tier: Tier, *, pinned: bool) -> None:
         """Keep what engines shall have from their start. Raises `NotFound`; `Conflict` for a version that is draining."""
         kind = "pin" if pinned else "preload"
         state = _text(await self._write(scripts.WANT, [name, str(version), kind, tier]))

@@ -33,8 +33,10 @@ class AdapterBytes:
     ) -> None:
         self._contents, self._registry, self._engine, self._in_flight = contents, registry, engine, in_flight
         self._lock = asyncio.Lock()
-        self.waits = False
-        """Whether something could not be freed yet, so that `free` has to be called again."""
+        self._failed = False
+        """Whether the last `free` did."""
+        self._in_use: frozenset[str] = frozenset()
+        """Digests that no ready version had then, but requests in flight."""
         if store_url != "embedded":
             (data_dir / _OTHER_STORES).touch()
         self._may_free = not (data_dir / _OTHER_STORES).exists()
@@ -46,16 +48,21 @@ class AdapterBytes:
             await asyncio.to_thread(self._contents.put, digest, *contents)
             yield
 
+    @property
+    def is_due(self) -> bool:
+        """Whether `free` would free more than it did the last time."""
+        return self._failed or not self._in_use <= self._in_flight.digests
+
     async def free(self) -> None:
         """Let the engine drop what no ready version names, and free the bytes on disk that no version names: of versions deleted or
         drained, or of registrations cut off half-way. Raises StoreUnavailable and OSError."""
-        self.waits = True
+        self._failed = True
         async with self._lock:
             digests = await self._registry.digests()
             self._drop_all_but(digests.served)
             in_use = self._in_flight.digests
             await self._delete_all_but(digests.named | in_use)
-            self.waits = not in_use <= digests.served
+            self._in_use, self._failed = in_use - digests.served, False
 
     async def free_after_change(self) -> None:
         """As `free`; the change has succeeded whatever becomes of the bytes, which are freed later."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Literal
 
-from loramux.adapters.registry import Registry, Wanted
+from loramux.adapters.registry import Registry, Tier, Wanted
 from loramux.adapters.types import AdapterVersion
 from loramux.engine.interface import Engine
 from loramux.engine.types import EngineInfo
@@ -17,8 +16,6 @@ log = logging.getLogger("loramux.gateway")
 
 _LOOK_S = 0.25
 _RETRY_S = 5.0
-
-Tier = Literal["host", "device"]
 
 
 class Placing:
@@ -33,21 +30,13 @@ class Placing:
         self._restoring = asyncio.Lock()
         """Held while pins are put back, so that none is that has just been taken away."""
 
-    def check(self, version: AdapterVersion) -> None:
-        """Raises `Conflict` for a version that is draining or of another base, `NoEngine`."""
-        if version.state == "draining":
-            raise Conflict(f"{version.id} is draining; register it again first")
-        if self._engine.info is None:
-            raise NoEngine("No engine is ready.")
-        if version.base_digest != self._engine.info.base.digest:
-            raise Conflict(f"{version.id} is of another base than the one served")
-
     async def place(self, version: AdapterVersion, tier: Tier, *, pinned: bool) -> None:
         """Return once the engine has it there, and keep that as wanted.
 
-        Raises what `check` does, the engine's failure, and `Conflict` where pins would leave nothing for others.
+        Raises `Conflict` for a version that is draining or of another base, and where pins would leave nothing for others; `NotFound`
+        if it was deleted meanwhile; `NoEngine`, and what the engine failed with.
         """
-        self.check(version)
+        self._check(version)
         await self._engine.place(version.digest, tier, pinned=True if pinned else None)
         try:
             await self._registry.want(version.name, version.version, tier, pinned=pinned)
@@ -64,6 +53,14 @@ class Placing:
         if residency is not None and residency.pinned and not any(each.pinned and each.digest == version.digest for each in wanted):
             await self._engine.place(version.digest, "host", pinned=False)
 
+    def _check(self, version: AdapterVersion) -> None:
+        if version.state == "draining":
+            raise Conflict(f"{version.id} is draining; register it again first")
+        if self._engine.info is None:
+            raise NoEngine("No engine is ready.")
+        if version.base_digest != self._engine.info.base.digest:
+            raise Conflict(f"{version.id} is of another base than the one served")
+
     async def keep(self) -> None:
         """Never returns: an engine that has started gets what is wanted, and what could not be freed at once is freed."""
         while True:
@@ -72,7 +69,7 @@ class Placing:
     async def _look(self) -> bool:
         """Whether nothing is left to try again."""
         try:
-            if self._adapter_bytes.waits:
+            if self._adapter_bytes.is_due:
                 await self._adapter_bytes.free()
             info = self._engine.info
             return info is None or await self._restored(info)

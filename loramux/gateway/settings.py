@@ -58,6 +58,9 @@ class Settings(BaseSettings):
     max_loras: PositiveInt = Field(8, description="Adapters in use at a time.")
     max_lora_rank: PositiveInt = Field(64, description="The largest rank accepted.")
     lora_host_gib: PositiveFloat = Field(2.0, description="Host memory for adapters.")
+    lora_memory_gib: PositiveFloat | None = Field(
+        None, description="Device memory for adapters, on CUDA; room for the largest in every slot if not given."
+    )
     num_threads: PositiveInt | None = Field(None, description="Threads of the engine; one per core if not given.")
     adapter_root: Annotated[list[Path], NoDecode] = Field([], description="A directory that adapters may be read from; may be repeated.")
     request_timeout: PositiveFloat = Field(600.0, description="Seconds a request may take; also the longest drain on SIGTERM.")

@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from loramux.adapters.registry import Tier
+
 Weight = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 TenantIds = Annotated[list[str], Field(max_length=1000)]
 
@@ -55,7 +57,7 @@ class NewVersion(VersionFields):
 
 
 class PreloadTarget(Body):
-    tier: Literal["host", "device"] = "device"
+    tier: Tier = "device"
 
 
 class Pin(PreloadTarget):

@@ -279,6 +279,7 @@ def _engine_config(settings: Settings, endpoint: str, data_dir: Path) -> EngineC
         max_loras=settings.max_loras,
         max_lora_rank=settings.max_lora_rank,
         lora_host_gib=settings.lora_host_gib,
+        lora_memory_gib=settings.lora_memory_gib,
         num_threads=settings.num_threads,
     )
 
