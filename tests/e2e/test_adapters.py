@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,9 @@ from tests.e2e.server import Server, assert_idle, engine_pid, running_server
 from tests.lora.random_adapters import write_random_adapter
 
 MAX_LORAS = 3
+ADAPTER_BYTES = 10240
+HOST_ADAPTERS = 6
+"""How many host memory holds."""
 QUESTION = {"prompt": "The keeper of the lighthouse", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
 NUM_STREAMED_TOKENS = 250
 """Enough that a stream outlasts what is done meanwhile."""
@@ -62,12 +66,12 @@ class Host:
         """As far as it is sure to begin a longer answer too: without the half character that it may end in."""
         response = self.ask(model)
         assert response.status_code == 200, response.text
-        return str(response.json()["choices"][0]["text"]).rstrip("\ufffd")
+        return _text(response).rstrip("\ufffd")
 
     @contextmanager
-    def streaming(self, model: str) -> Iterator[Callable[[], str]]:
+    def streaming(self, model: str, n: int = 1) -> Iterator[Callable[[], str]]:
         """A stream that has begun; what is yielded reads the rest, and returns the whole text once it has ended properly."""
-        body = {**QUESTION, "model": model, "stream": True, "max_tokens": NUM_STREAMED_TOKENS}
+        body = {**QUESTION, "model": model, "stream": True, "max_tokens": NUM_STREAMED_TOKENS, "n": n}
         with httpx.stream("POST", f"{self.server.url}/v1/completions", json=body, headers=self.headers, timeout=60) as response:
             assert response.status_code == 200
             lines = (line.removeprefix("data: ") for line in response.iter_lines() if line)
@@ -99,18 +103,8 @@ class Host:
 @pytest.fixture(scope="module")
 def running(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     directory = tmp_path_factory.mktemp("adapters-life")
-    flags = (
-        "--dtype",
-        "float32",
-        "--kv-cache-gib",
-        "0.05",
-        "--max-loras",
-        str(MAX_LORAS),
-        "--num-threads",
-        "1",
-        "--adapter-root",
-        str(directory),
-    )
+    memory = ("--kv-cache-gib", "0.05", "--lora-host-gib", f"{(HOST_ADAPTERS + 0.5) * ADAPTER_BYTES / (1 << 30):.9f}")
+    flags = ("--dtype", "float32", "--max-loras", str(MAX_LORAS), "--num-threads", "1", "--adapter-root", str(directory), *memory)
     with running_server(tiny_llama, directory / "data", *flags) as server:
         yield Host(server, tiny_llama, directory)
 
@@ -124,6 +118,11 @@ def host(running: Host) -> Iterator[Host]:
     assert_idle(running.server)
     until(lambda: not running.resident() and not running.stored())
     until(lambda: running.server.engine()["stats"]["host_adapter_bytes"] == 0)
+
+
+def _text(response: httpx.Response) -> str:
+    text: str = response.json()["choices"][0]["text"]
+    return text
 
 
 def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
@@ -148,7 +147,7 @@ def test_a_preloaded_adapter_is_where_it_was_asked_for(host: Host) -> None:
     host.act("preload", "plain")
     assert placements(host, "plain") == [("device", "ready", False)]
     (adapter,) = [each for each in host.server.engine()["adapters"] if each["digest"] == host.version("plain")["digest"]]
-    assert adapter["rank"] == 4 and adapter["num_bytes"] > 0
+    assert adapter["rank"] == 4 and adapter["num_bytes"] == ADAPTER_BYTES
 
 
 def test_a_pin_survives_the_engine(host: Host) -> None:
@@ -171,8 +170,9 @@ def test_pins_leave_a_slot_and_everyone_else_is_served_through_it(host: Host) ->
         host.act("pin", f"a{seed}")
     refused = host.try_to("pin", f"a{MAX_LORAS - 1}")
     assert refused.status_code == 409 and refused.json()["error"]["code"] == "conflict"
-    with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda number: host.ask(f"tiny:a{number % (MAX_LORAS + 1)}", max_tokens=8), range(16)))
+    models = ["tiny", *(f"tiny:a{seed}" for seed in range(MAX_LORAS + 1))]
+    with ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(lambda number: host.ask(models[number % len(models)], max_tokens=8), range(20)))
     assert {answer.status_code for answer in answers} == {200}
     assert [placements(host, f"a{seed}") for seed in range(MAX_LORAS - 1)] == [[("device", "ready", True)]] * (MAX_LORAS - 1)
 
@@ -216,7 +216,7 @@ def test_changed_weights_under_an_old_name_change_later_requests_only(host: Host
         after = host.ask("tiny:tickets")
         assert after.headers["x-loramux-model"] == f"tiny:{new['id']}; digest={new['digest']}"
         assert finish().startswith(before)
-    assert after.json()["choices"][0]["text"].startswith(host.text("tiny:tickets")) and host.text("tiny:tickets") != before
+    assert _text(after).startswith(host.text("tiny:tickets")) and host.text("tiny:tickets") != before
     until(lambda: host.resident() == {new["digest"]} == host.stored())
 
 
@@ -230,8 +230,45 @@ def test_first_uses_at_a_time_load_an_adapter_once(host: Host) -> None:
     until(lambda: host.metric(loads) == before + 1)
 
 
-def test_many_may_be_registered_whatever_the_slots(host: Host) -> None:
+def test_a_client_that_leaves_in_the_middle_holds_nothing(host: Host) -> None:
+    host.register("tickets", 1)
+    with host.streaming("tiny:tickets", n=3):
+        host.server.must("DELETE", "/adapters/tickets")
+    until(lambda: not host.resident() and not host.stored())
+
+
+def test_whoever_asks_while_versions_come_and_go_gets_the_one_that_the_header_names(host: Host) -> None:
+    """No request fails: the version that it was resolved to stays for as long as it takes."""
+    texts, stop = {host.register("tickets", 0)["digest"]: host.text("tiny:tickets")}, threading.Event()
+    answers: list[httpx.Response] = []
+
+    def ask_on() -> None:
+        while not stop.is_set():
+            answers.append(host.ask("tiny:tickets"))
+
+    with ThreadPoolExecutor(4) as pool:
+        asking = [pool.submit(ask_on) for _ in range(4)]
+        try:
+            for seed in range(1, 8):
+                old = host.numbers["tickets"]
+                new = host.register("tickets", seed)
+                host.server.must("PUT", "/adapters/tickets/aliases/prod", json={"version": new["version"]})
+                host.server.must("DELETE", f"/adapters/tickets/versions/{old}")
+                texts[new["digest"]] = host.text(f"tiny:tickets@{new['version']}")
+        finally:
+            stop.set()
+        for each in asking:
+            each.result()
+    assert {answer.status_code for answer in answers} == {200}
+    wrong = [answer for answer in answers if not _text(answer).startswith(texts[answer.headers["x-loramux-model"].partition("digest=")[2]])]
+    assert not wrong and len(set(texts.values())) == 8
+
+
+def test_many_may_be_registered_whatever_the_slots_and_the_memory(host: Host) -> None:
     digests = {host.register(f"a{seed}", seed)["digest"] for seed in range(4 * MAX_LORAS)}
     assert len(digests) == 4 * MAX_LORAS
-    answers = {host.ask(f"tiny:a{seed}", max_tokens=8).json()["choices"][0]["text"] for seed in range(4 * MAX_LORAS)}
+    before = host.metric("loramux_engine_adapter_evictions_total")
+    answers = {_text(host.ask(f"tiny:a{seed}", max_tokens=8)) for seed in range(4 * MAX_LORAS)}
     assert len(answers) > 2 * MAX_LORAS, "adapters answer alike"
+    until(lambda: host.metric("loramux_engine_adapter_evictions_total") >= before + 4 * MAX_LORAS - HOST_ADAPTERS)
+    assert len(host.resident()) <= HOST_ADAPTERS
