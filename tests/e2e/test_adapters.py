@@ -193,6 +193,20 @@ def test_draining_refuses_new_requests_and_lets_streams_finish(host: Host) -> No
     assert host.text("tiny:tickets") == expected
 
 
+def test_a_version_is_ready_again_while_it_still_drains(host: Host) -> None:
+    digest = host.register("tickets", 1)["digest"]
+    expected = host.text("tiny:tickets")
+    with host.streaming("tiny:tickets") as finish:
+        assert placements(host, "tickets") == [("device", "ready", False)]
+        host.act("drain", "tickets")
+        host.register("tickets", 1, preload={"tier": "device"})
+        host.act("pin", "tickets")
+        assert host.text("tiny:tickets") == expected
+        assert finish().startswith(expected)
+    assert host.resident() == {digest} and placements(host, "tickets") == [("device", "ready", True)]
+    assert host.text("tiny:tickets") == expected
+
+
 def test_a_stream_finishes_on_the_version_that_is_deleted_meanwhile(host: Host) -> None:
     digest = host.register("tickets", 1)["digest"]
     expected = host.text("tiny:tickets")
