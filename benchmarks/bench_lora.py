@@ -38,14 +38,14 @@ def main() -> None:
     for part in args.parts:
         with tempfile.TemporaryDirectory(prefix="bench-lora-") as directory:
             settings, figures = PARTS[part](args, Path(directory))
-        record(f"lora-{part}", {"model": args.model.name, "dtype": args.dtype, **settings}, figures, keep=not args.print_only)
+        record(f"lora-{part}", {"model": args.model.name, **settings}, figures, keep=not args.print_only)
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--model", type=Path, help="a checkpoint's directory or GGUF file; the demo model if not given")
-    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--dtype", help="bfloat16 for `steps`, and what the server chooses for the others, if not given")
     parser.add_argument("--rounds", type=int, default=5, help="of each figure of `steps`, taken in turn")
     parser.add_argument("--steps", type=int, default=12, help="decode steps of a round")
     parser.add_argument("--num-registered", type=int, default=1000)
@@ -61,9 +61,10 @@ def arguments() -> argparse.Namespace:
 def steps(args: argparse.Namespace, directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Decode steps of 16 streams and a prefill of 512 tokens, beside those of an engine that never saw an adapter."""
     adapters = [read_adapter(path) for path in write_adapters(args.model, directory / "adapters", 8, RANK)]
+    dtype = args.dtype or "bfloat16"
     digests = [adapter.digest for adapter in adapters]
-    plain = EngineSteps(args.model, directory / "plain", args.dtype, [])
-    full = EngineSteps(args.model, directory / "full", args.dtype, adapters)
+    plain = EngineSteps(args.model, directory / "plain", dtype, [])
+    full = EngineSteps(args.model, directory / "full", dtype, adapters)
     cases: dict[str, Callable[[], list[float]]] = {
         "base": lambda: plain.decode_s([None] * NUM_STREAMS, args.steps),
         "none_active": lambda: full.decode_s([None] * NUM_STREAMS, args.steps),
@@ -75,13 +76,17 @@ def steps(args: argparse.Namespace, directory: Path) -> tuple[dict[str, Any], di
     ms = {name: median_ms(seconds) for name, seconds in in_turn(cases, args.rounds).items()}
     plain.close()
     full.close()
-    part = LoraPart(args.model, directory / "checkpoints", args.dtype, adapters)
+    part = LoraPart(args.model, directory / "checkpoints", dtype, adapters)
     parts = {f"lora_{num}": lambda num=num: part.seconds(NUM_STREAMS, num, args.steps) for num in (1, 8)}
     ms |= {name: median_ms(seconds) for name, seconds in in_turn(parts, args.rounds).items()}
     ratios = {name: round(ms["base"] / ms[name], 3) for name in ("none_active", "one", "eight")}
     ratios["prefill_one"] = round(ms["prefill_base"] / ms["prefill_one"], 3)
-    settings = {"rank": RANK, "streams": NUM_STREAMS, "prefill_tokens": PREFILL_TOKENS, "adapter_bytes": part.adapter_bytes}
+    settings = {"dtype": dtype, "rank": RANK, "streams": NUM_STREAMS, "prefill_tokens": PREFILL_TOKENS, "adapter_bytes": part.adapter_bytes}
     return settings, {"ms": ms, "of_base": ratios, "lora_1_gb_s": gb_s(part.adapter_bytes, ms["lora_1"])}
+
+
+def dtype_flags(args: argparse.Namespace) -> list[str]:
+    return ["--dtype", args.dtype] if args.dtype else []
 
 
 def in_turn(cases: dict[str, Callable[[], list[float]]], num_rounds: int) -> dict[str, list[float]]:
@@ -100,7 +105,7 @@ def gb_s(num_bytes: int, ms: float) -> float:
 def registered(args: argparse.Namespace, directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Throughput over eight adapters where eight are registered, and where a thousand are."""
     out: dict[str, list[float]] = {"8": [], str(args.num_registered): []}
-    with serving(args.model, directory, ["--dtype", args.dtype]) as server, admin_client(server) as admin:
+    with serving(args.model, directory, dtype_flags(args)) as server, admin_client(server) as admin:
         key = new_tenant(admin, "bench")
         models = [register(admin, path, "bench") for path in write_adapters(args.model, server.adapter_root, 8, RANK)]
         load(server, key, models, 8, 16, "warm")
@@ -111,27 +116,31 @@ def registered(args: argparse.Namespace, directory: Path) -> tuple[dict[str, Any
         register_s = time.perf_counter() - start
         out[str(args.num_registered)].append(load(server, key, models, 32, 64, "many")["out_tok_s"])
     few, many = (statistics.median(figures) for figures in out.values())
-    return {"active": 8, "streams": NUM_STREAMS}, {"out_tok_s": out, "of_few": round(many / few, 3), "register_s": round(register_s, 1)}
+    return {"dtype": args.dtype or "auto", "active": 8, "streams": NUM_STREAMS}, {
+        "out_tok_s": out,
+        "of_few": round(many / few, 3),
+        "register_s": round(register_s, 1),
+    }
 
 
 def turns(args: argparse.Namespace, directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Sixteen adapters in turn, 16 streams, 128 tokens in and 64 out, over 16 slots and over 8."""
     figures = {}
     for num_slots in (16, 8):
-        flags = ["--dtype", args.dtype, "--max-loras", str(num_slots)]
+        flags = [*dtype_flags(args), "--max-loras", str(num_slots)]
         with serving(args.model, directory / str(num_slots), flags) as server, admin_client(server) as admin:
             key = new_tenant(admin, "bench")
             models = [register(admin, path, "bench") for path in write_adapters(args.model, server.adapter_root, 16, RANK)]
             load(server, key, models, 16, 4, "warm")
             figures[str(num_slots)] = load(server, key, models, 64, 64, "turns")
     ratio = figures["8"]["ttft_ms_p50"] / figures["16"]["ttft_ms_p50"]
-    return {"adapters": 16, "streams": NUM_STREAMS}, {"slots": figures, "ttft_ratio": round(ratio, 2)}
+    return {"dtype": args.dtype or "auto", "adapters": 16, "streams": NUM_STREAMS}, {"slots": figures, "ttft_ratio": round(ratio, 2)}
 
 
 def first_token(args: argparse.Namespace, directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """From the start of registering a 5 MB adapter to its first token, on an idle server."""
     seconds = []
-    with serving(args.model, directory, ["--dtype", args.dtype]) as server, admin_client(server) as admin:
+    with serving(args.model, directory, dtype_flags(args)) as server, admin_client(server) as admin:
         key = new_tenant(admin, "bench")
         paths = write_adapters(args.model, server.adapter_root, 6, 8)
         for path in paths:
@@ -140,13 +149,16 @@ def first_token(args: argparse.Namespace, directory: Path) -> tuple[dict[str, An
             load(server, key, [model], 1, 1, path.name, num_streams=1, num_words=8)
             seconds.append(time.perf_counter() - start)
         num_bytes = (paths[0] / "adapter_model.safetensors").stat().st_size
-    return {"bytes": num_bytes}, {"seconds": [round(each, 3) for each in seconds], "p50_s": round(statistics.median(seconds), 3)}
+    return {"dtype": args.dtype or "auto", "bytes": num_bytes}, {
+        "seconds": [round(each, 3) for each in seconds],
+        "p50_s": round(statistics.median(seconds), 3),
+    }
 
 
 def memory(args: argparse.Namespace, directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Resident memory of gateway, engine and store before adapters are registered, used and deleted, and after."""
     batch = 50
-    with serving(args.model, directory, ["--dtype", args.dtype]) as server, admin_client(server) as admin:
+    with serving(args.model, directory, dtype_flags(args)) as server, admin_client(server) as admin:
         key = new_tenant(admin, "bench")
         paths = write_adapters(args.model, server.adapter_root, args.num_registered, 4, modules=SMALL)
         live(server, admin, key, paths[:batch])
@@ -156,7 +168,7 @@ def memory(args: argparse.Namespace, directory: Path) -> tuple[dict[str, Any], d
             peak = max(peak, live(server, admin, key, paths[start : start + batch]))
         after = settled_bytes(server.pid)
     mib = {name: round(value / 2**20, 1) for name, value in (("before", before), ("peak", peak), ("after", after))}
-    return {"adapters": args.num_registered}, {"mib": mib, "of_before": round(after / before, 3)}
+    return {"dtype": args.dtype or "auto", "adapters": args.num_registered}, {"mib": mib, "of_before": round(after / before, 3)}
 
 
 def live(server: Server, admin: httpx.Client, key: str, paths: Sequence[Path]) -> int:
