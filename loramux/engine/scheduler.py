@@ -247,7 +247,7 @@ class Scheduler:
             if digest in without_slot:
                 continue
             if digest is not None and not self.slot_turns.can_take(digest):
-                self.slot_turns.pass_over(digest)
+                self.slot_turns.pass_over(digest, for_first_token=not sequence.num_output_tokens)
                 without_slot.add(digest)
             elif not self._start(sequence, step) or not self._has_room(step):
                 return

@@ -9,10 +9,13 @@ from dataclasses import dataclass
 from loramux.engine.sequence import Sequence
 from loramux.lora.slots import SlotTable
 
-SLOT_AGE_STEPS = 2
+SLOT_AGE_STEPS = 1
 """How long an adapter is passed over before a slot is drained for it."""
-SLOT_DRAIN_STEPS = 2
+SLOT_DRAIN_STEPS = 1
 """How long a draining slot lets its sequences go on: those about to finish do."""
+FIRST_TOKEN_STEPS = 16
+"""An adapter that a first token depends on counts as passed over so much longer. With 16 streams over 16 adapters and 8 slots it makes
+the median time to the first token 1.4 times that with 16 slots, instead of 2.3 (a model of step times)."""
 
 
 @dataclass
@@ -22,7 +25,7 @@ class _Wait:
     num_pages: int
     num_waiters: int = 0
     passed_over_at: int | None = None
-    """Step in which it was first passed over for lack of a slot."""
+    """Step in which it was first passed over for lack of a slot, less the `FIRST_TOKEN_STEPS` of one that has no token."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +43,8 @@ class SlotTurns:
     slot, and where there is none one is drained for it: of those held for `turn_steps` steps or longer, not pinned, the one whose
     sequences have the fewest tokens left. A draining slot admits nobody. After `SLOT_DRAIN_STEPS` its sequences yield it, each once it
     has got a token in this turn: so a turn always gets somewhere, however long the prompt. The freed slot is reserved: its next
-    adapter counts as a user until a sequence takes it, or nobody waits any more. The oldest goes first, so that with any load an
-    adapter waits for at most as many turns as there are adapters waiting before it, over the number of slots that take turns.
+    adapter counts as a user until a sequence takes it, or nobody waits any more. The oldest goes first, one for which a sequence waits
+    that has no token yet being `FIRST_TOKEN_STEPS` older than it is: so nobody is overtaken by those that come later than that.
     """
 
     def __init__(self, slots: SlotTable, turn_steps: int) -> None:
@@ -78,11 +81,11 @@ class SlotTurns:
         """Whether a sequence that waits for the adapter may start on it now."""
         return digest not in self._drains and self._slots.can_acquire(digest, self._waits[digest].num_pages)
 
-    def pass_over(self, digest: str) -> None:
+    def pass_over(self, digest: str, *, for_first_token: bool) -> None:
         """Begin to count the age of an adapter that can't be taken."""
         wait = self._waits[digest]
-        if wait.passed_over_at is None:
-            wait.passed_over_at = self._step
+        now = self._step - FIRST_TOKEN_STEPS if for_first_token else self._step
+        wait.passed_over_at = now if wait.passed_over_at is None else min(now, wait.passed_over_at)
 
     # Running
 
@@ -171,7 +174,7 @@ class SlotTurns:
 
     def _try_to_place(self, digest: str) -> None:
         if not self.can_take(digest):
-            self.pass_over(digest)
+            self.pass_over(digest, for_first_token=False)
             return
         self._slots.acquire(digest, self._waits[digest].num_pages)
         self._slots.release(digest)

@@ -85,6 +85,18 @@ def test_sixteen_adapters_take_turns_on_eight_slots() -> None:
     assert bench.num_steps <= 2 * 64 + 2 * WAIT_STEPS
 
 
+def test_a_first_token_goes_before_the_next_turn_of_others_but_not_for_ever() -> None:
+    """More adapters than one slot can serve come all the time, each for one token: the long request still gets its turns."""
+    bench = Bench(num_slots=1, max_num_seqs=16)
+    bench.add(make_request("long", [1], adapter_digest=digest("a"), max_tokens=60))
+    for step in range(300):
+        if step % 3 == 0:
+            bench.add(make_request(f"new{step}", [1], adapter_digest=digest(f"new{step}"), max_tokens=1))
+        bench.step()
+    assert len(bench.tokens["long", 0]) >= 4 * TURN_STEPS
+    bench.run()
+
+
 def test_a_slot_that_frees_soonest_is_drained_and_what_ends_in_time_ends() -> None:
     bench = Bench(num_slots=2)
     bench.add(make_request("long", [1], adapter_digest=digest("a"), max_tokens=100))
