@@ -62,9 +62,14 @@ class Placing:
             raise Conflict(f"{version.id} is of another base than the one served")
 
     async def keep(self) -> None:
-        """Never returns: an engine that has started gets what is wanted, and what could not be freed at once is freed."""
+        """Until it is cancelled: an engine that has started gets what is wanted, and what could not be freed at once is freed."""
+        task = asyncio.current_task()
+        assert task is not None
         while True:
-            await asyncio.sleep(_LOOK_S if await self._look() else _RETRY_S)
+            pause_s = _LOOK_S if await self._look() else _RETRY_S
+            if task.cancelling():  # the store's client may have swallowed the exception while it connected
+                raise asyncio.CancelledError
+            await asyncio.sleep(pause_s)
 
     async def _look(self) -> bool:
         """Whether nothing is left to try again."""
