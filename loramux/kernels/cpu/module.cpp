@@ -34,8 +34,8 @@ static void bind_lora_weights(nb::module_& m) {
             "__init__",
             [](LoraSlice* self, int64_t rank_start, int64_t rank_end, int64_t out_start, int64_t out_end, uintptr_t b, uintptr_t gain,
                uintptr_t shift) {
-                new (self) LoraSlice{rank_start,          rank_end, out_start, out_end, pointer<void>(b), pointer<float>(gain),
-                                     pointer<float>(shift)};
+                new (self) LoraSlice{rank_start, rank_end, out_start, out_end,
+                                     pointer<void>(b), pointer<float>(gain), pointer<float>(shift)};
             },
             nb::kw_only(), "rank_start"_a, "rank_end"_a, "out_start"_a, "out_end"_a, "b"_a, "gain"_a, "shift"_a);
 
