@@ -30,7 +30,8 @@ def test_sites_and_modules(tiny_llama: Path, tmp_path: Path) -> None:
     assert [site.name for site in model.sites[:4]] == [
         f"model.layers.0.{name}" for name in ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
     ]
-    assert len(model.sites) == 8
+    assert [site.number for site in model.sites] == list(range(9))
+    assert (model.sites[8].name, model.sites[8].in_features) == ("lm_head", 64)
     qkv = model.sites[4]
     assert qkv.in_features == 64
     assert [tuple(part) for part in qkv.slices] == [
@@ -38,7 +39,9 @@ def test_sites_and_modules(tiny_llama: Path, tmp_path: Path) -> None:
         ("model.layers.1.self_attn.k_proj", 64, 96),
         ("model.layers.1.self_attn.v_proj", 96, 128),
     ]
-    assert len(model.modules) == 14
+    assert len(model.modules) == 16
+    assert model.modules["lm_head"] == ModuleShape(64, 384)
+    assert model.modules["model.embed_tokens"] == ModuleShape(384, 64, kind="embedding")
     assert model.modules["model.layers.0.self_attn.v_proj"] == ModuleShape(64, 32)
     assert model.modules["model.layers.1.mlp.up_proj"] == ModuleShape(64, 128)
     assert model.modules["model.layers.1.mlp.down_proj"] == ModuleShape(128, 64)
