@@ -109,12 +109,16 @@ void LoraPlan::embed(const LoraMatrix& y, const int64_t* token_ids, int64_t num_
     run();
 }
 
+float* LoraPlan::shrunk(const LoraSegment& segment, int64_t rank) const {
+    return shrunk_.get() + segment.start * max_ranks_ + rank * segment.num_rows();
+}
+
 void LoraPlan::add_shrinks(const LoraSegment& segment, const LoraSite& site, const LoraMatrix& x) {
-    split(segment.end - segment.start, PIECE_ROWS, [&](int64_t row, int64_t num_rows) {
-        row += segment.start;
+    const void* first_row = at(static_cast<const void*>(x.elements), segment.start * site.in_features, dtype_);
+    split(segment.num_rows(), PIECE_ROWS, [&](int64_t row, int64_t num_rows) {
         split(site.num_ranks, PIECE_RANKS, [&](int64_t rank, int64_t num_ranks) {
-            shrinks_.add({at(static_cast<const void*>(x.elements), row * site.in_features, dtype_), num_rows, site.in_features,
-                          at(site.a, rank * site.in_features, dtype_), num_ranks, shrunk(row) + rank, max_ranks_},
+            shrinks_.add({at(first_row, row * site.in_features, dtype_), num_rows, site.in_features,
+                          at(site.a, rank * site.in_features, dtype_), num_ranks, shrunk(segment, rank) + row, segment.num_rows()},
                          (num_rows + READ_COST) * num_ranks * site.in_features);
         });
     });
@@ -122,11 +126,11 @@ void LoraPlan::add_shrinks(const LoraSegment& segment, const LoraSite& site, con
 
 void LoraPlan::add_expands(const LoraSegment& segment, const LoraSlice& slice, const LoraMatrix& y) {
     const int64_t num_ranks = slice.rank_end - slice.rank_start, width = slice.out_end - slice.out_start;
-    split(segment.end - segment.start, PIECE_ROWS, [&](int64_t row, int64_t num_rows) {
-        row += segment.start;
+    void* first_row = at(y.elements, segment.start * y.num_columns + slice.out_start, dtype_);
+    split(segment.num_rows(), PIECE_ROWS, [&](int64_t row, int64_t num_rows) {
         split(width, PIECE_COLUMNS, [&](int64_t column, int64_t num_columns) {
-            expands_.add({at(y.elements, row * y.num_columns + slice.out_start + column, dtype_), y.num_columns, num_rows,
-                          shrunk(row) + slice.rank_start, max_ranks_, num_ranks, at(slice.b, column, dtype_), width, num_columns,
+            expands_.add({at(first_row, row * y.num_columns + column, dtype_), y.num_columns, num_rows,
+                          shrunk(segment, slice.rank_start) + row, segment.num_rows(), num_ranks, at(slice.b, column, dtype_), width, num_columns,
                           at(slice.gain, column), at(slice.shift, column)},
                          (num_rows + READ_COST) * (num_ranks + 1) * num_columns);
         });
@@ -135,13 +139,13 @@ void LoraPlan::add_expands(const LoraSegment& segment, const LoraSlice& slice, c
 
 void LoraPlan::look_up(const LoraSegment& segment, const LoraEmbedding& embedding, const int64_t* token_ids) {
     const int64_t num_ranks = embedding.slice.rank_end;
-    for (int64_t row = segment.start; row < segment.end; ++row) {
-        const int64_t token = token_ids[row];
+    for (int64_t row = 0; row < segment.num_rows(); ++row) {
+        const int64_t token = token_ids[segment.start + row];
         require(0 <= token && token < embedding.vocab_size,
                 "token " + std::to_string(token) + " of a vocabulary of " + std::to_string(embedding.vocab_size));
         const void* a = at(embedding.a, token * num_ranks, dtype_);
         for (int64_t rank = 0; rank < num_ranks; ++rank)
-            shrunk(row)[rank] = dtype_ == LoraDtype::FLOAT32 ? static_cast<const float*>(a)[rank]
+            shrunk(segment, rank)[row] = dtype_ == LoraDtype::FLOAT32 ? static_cast<const float*>(a)[rank]
                                                              : bfloat16_to_float(static_cast<const uint16_t*>(a)[rank]);
     }
 }

@@ -53,6 +53,8 @@ struct LoraSegment {
     int64_t start;
     int64_t end;
     const LoraAdapter* adapter;
+
+    int64_t num_rows() const { return end - start; }
 };
 
 // A contiguous matrix of a batch, of the plan's dtype.
@@ -111,7 +113,7 @@ class LoraPlan {
 
    private:
     int64_t num_rows() const { return segments_.empty() ? 0 : segments_.back().end; }
-    float* shrunk(int64_t row) const { return shrunk_.get() + row * max_ranks_; }
+    float* shrunk(const LoraSegment& segment, int64_t rank) const;
     void add_shrinks(const LoraSegment& segment, const LoraSite& site, const LoraMatrix& x);
     void add_expands(const LoraSegment& segment, const LoraSlice& slice, const LoraMatrix& y);
     void look_up(const LoraSegment& segment, const LoraEmbedding& embedding, const int64_t* token_ids);
@@ -122,7 +124,8 @@ class LoraPlan {
     LoraKernel kernel_;
     int num_threads_;
     int64_t max_ranks_ = 0;
-    // x A^T: max_ranks_ for each row of the batch.
+    // A x^T of each segment, [max_ranks_, its rows], one after another. Ranks lie outside, as threads share those: two that write to one
+    // cache line wait for each other.
     std::unique_ptr<float[]> shrunk_;
     // Of the call at hand.
     LoraPhase<LoraShrink> shrinks_;

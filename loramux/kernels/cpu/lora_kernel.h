@@ -11,9 +11,9 @@ namespace loramux {
 
 enum class LoraDtype { FLOAT32, BFLOAT16 };
 
-// s[row, rank] = sum over i of x[row, i] * a[rank, i]
+// s[rank, row] = sum over i of a[rank, i] * x[row, i]
 //
-// x [num_rows, in_features] and a [num_ranks, in_features] of the kernel's dtype, contiguous; s float32, rows s_stride apart.
+// x [num_rows, in_features] and a [num_ranks, in_features] of the kernel's dtype, contiguous; s float32, ranks s_stride apart.
 struct LoraShrink {
     const void* x;
     int64_t num_rows;
@@ -24,10 +24,10 @@ struct LoraShrink {
     int64_t s_stride;
 };
 
-// y[row, c] = gain[c] * y[row, c] + sum over r of s[row, r] * b[r, c] + shift[c], rounded once, to nearest even
+// y[row, c] = gain[c] * y[row, c] + sum over r of s[r, row] * b[r, c] + shift[c], rounded once, to nearest even
 //
-// y [num_rows, num_columns] and b [num_ranks, num_columns] of the kernel's dtype, s float32; rows are their stride apart. gain and
-// shift float32 [num_columns], or null for 1 and 0.
+// y [num_rows, num_columns] and b [num_ranks, num_columns] of the kernel's dtype, s [num_ranks, num_rows] float32; rows are their stride
+// apart. gain and shift float32 [num_columns], or null for 1 and 0.
 struct LoraExpand {
     void* y;
     int64_t y_stride;

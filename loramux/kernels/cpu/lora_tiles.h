@@ -64,7 +64,7 @@ void shrink_tile(const LoraShrink& of, int64_t row, int64_t rank) {
         add_products<V, ROWS, RANKS>(sums, x_tails[0], V::WIDTH, a_tails[0], V::WIDTH);
     }
     for (int r = 0; r < ROWS; ++r)
-        for (int k = 0; k < RANKS; ++k) of.s[(row + r) * of.s_stride + rank + k] = V::total(sums[r][k]);
+        for (int k = 0; k < RANKS; ++k) of.s[(rank + k) * of.s_stride + row + r] = V::total(sums[r][k]);
 }
 
 template <class V, int ROWS, int RANKS>
@@ -130,12 +130,12 @@ template <class V, bool WHOLE>
 template <class V, int ROWS, bool WHOLE, class LoadB>
 void expand_tile(const LoraExpand& of, int64_t row, Strip<V, WHOLE> strip, LoadB load_b) {
     typename V::Register sums[ROWS][V::REGISTERS] = {};
-    const float* s = of.s + row * of.s_stride;
-    for (int64_t rank = 0; rank < of.num_ranks; ++rank) {
+    const float* s = of.s + row;
+    for (int64_t rank = 0; rank < of.num_ranks; ++rank, s += of.s_stride) {
         typename V::Register b[V::REGISTERS];
         load_b(rank, b);
         for (int r = 0; r < ROWS; ++r) {
-            const typename V::Register factor = V::all(s[r * of.s_stride + rank]);
+            const typename V::Register factor = V::all(s[r]);
             for (int k = 0; k < V::REGISTERS; ++k) sums[r][k] = V::multiply_add(factor, b[k], sums[r][k]);
         }
     }
