@@ -130,8 +130,8 @@ void LoraPlan::add_expands(const LoraSegment& segment, const LoraSlice& slice, c
     split(segment.num_rows(), PIECE_ROWS, [&](int64_t row, int64_t num_rows) {
         split(width, PIECE_COLUMNS, [&](int64_t column, int64_t num_columns) {
             expands_.add({at(first_row, row * y.num_columns + column, dtype_), y.num_columns, num_rows,
-                          shrunk(segment, slice.rank_start) + row, segment.num_rows(), num_ranks, at(slice.b, column, dtype_), width, num_columns,
-                          at(slice.gain, column), at(slice.shift, column)},
+                          shrunk(segment, slice.rank_start) + row, segment.num_rows(), num_ranks, at(slice.b, column, dtype_), width,
+                          num_columns, at(slice.gain, column), at(slice.shift, column)},
                          (num_rows + READ_COST) * (num_ranks + 1) * num_columns);
         });
     });
