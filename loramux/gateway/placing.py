@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 from loramux.adapters.registry import Registry, Tier, Wanted
 from loramux.adapters.types import AdapterVersion
@@ -19,7 +21,7 @@ _RETRY_S = 5.0
 
 
 class Placing:
-    """Of one gateway. `keep` runs for as long as the gateway does."""
+    """Of one gateway, which runs inside `kept`."""
 
     def __init__(self, engine: Engine, registry: Registry, adapter_bytes: AdapterBytes) -> None:
         self._engine, self._registry, self._adapter_bytes = engine, registry, adapter_bytes
@@ -27,6 +29,7 @@ class Placing:
         """Of the run of the engine that the next two are about."""
         self._placed: set[Wanted] = set()
         self._is_complete = False
+        self._stopping = asyncio.Event()
         self._restoring = asyncio.Lock()
         """Held while pins are put back, so that none is that has just been taken away."""
 
@@ -61,15 +64,23 @@ class Placing:
         if version.base_digest != self._engine.info.base.digest:
             raise Conflict(f"{version.id} is of another base than the one served")
 
-    async def keep(self) -> None:
-        """Until it is cancelled: an engine that has started gets what is wanted, and what could not be freed at once is freed."""
-        task = asyncio.current_task()
-        assert task is not None
-        while True:
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """Meanwhile an engine that has started gets what is wanted, and what could not be freed at once is freed."""
+        keeping = asyncio.create_task(self._keep())
+        try:
+            yield
+        finally:
+            self._stopping.set()  # the store's client may swallow the cancellation while it connects
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+
+    async def _keep(self) -> None:
+        while not self._stopping.is_set():
             pause_s = _LOOK_S if await self._look() else _RETRY_S
-            if task.cancelling():  # the store's client may have swallowed the exception while it connected
-                raise asyncio.CancelledError
-            await asyncio.sleep(pause_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._stopping.wait()
 
     async def _look(self) -> bool:
         """Whether nothing is left to try again."""

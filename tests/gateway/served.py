@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -93,12 +92,9 @@ async def served(store_url: str, directory: Path, **settings: Any) -> AsyncItera
         operations=operations,
         served_model_name="tiny",
     )
-    keeping = asyncio.create_task(services.placing.keep())
     transport = httpx.ASGITransport(create_app(services))
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+    async with services.placing.kept(), httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
         yield Served(services, engine, root, http)
-    keeping.cancel()
-    await asyncio.gather(keeping, return_exceptions=True)
     await operations.close()
     await store.close()
 

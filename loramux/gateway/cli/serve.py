@@ -223,7 +223,7 @@ async def _services(settings: Settings, ground: _Ground) -> AsyncIterator[tuple[
         await engine.start()
         stack.push_async_callback(engine.close)
         placing = Placing(engine, registry, adapter_bytes)
-        stack.enter_context(_cancelled_at_the_end(placing.keep()))
+        await stack.enter_async_context(placing.kept())
         stack.push_async_callback(operations.close)
         services = Services(
             settings=settings,
