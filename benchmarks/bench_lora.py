@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}")
     parser.add_argument("--model", type=Path, help="a checkpoint's directory or GGUF file; the demo model if not given")
     parser.add_argument("--dtype", help="bfloat16 for `steps`, and what the server chooses for the others, if not given")
-    parser.add_argument("--rounds", type=int, default=5, help="of each figure of `steps`, taken in turn")
+    parser.add_argument("--rounds", type=int, default=5, help="of each figure of `steps` and `registered`, taken in turn")
     parser.add_argument("--steps", type=int, default=12, help="decode steps of a round")
     parser.add_argument("--num-registered", type=int, default=1000)
     parser.add_argument("--print-only", action="store_true", help="keep nothing in results.jsonl")
@@ -103,24 +104,29 @@ def gb_s(num_bytes: int, ms: float) -> float:
 
 
 def registered(args: argparse.Namespace, directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Throughput over eight adapters where eight are registered, and where a thousand are."""
-    out: dict[str, list[float]] = {"8": [], str(args.num_registered): []}
-    with serving(args.model, directory, dtype_flags(args)) as server, admin_client(server) as admin:
-        key = new_tenant(admin, "bench")
-        models = [register(admin, path, "bench") for path in write_adapters(args.model, server.adapter_root, 8, RANK)]
-        load(server, key, models, 8, 16, "warm")
-        out["8"].append(load(server, key, models, 32, 64, "few")["out_tok_s"])
-        start = time.perf_counter()
-        for path in write_adapters(args.model, server.adapter_root, args.num_registered - 8, 4, modules=SMALL):
-            register(admin, path, "bench")
-        register_s = time.perf_counter() - start
-        out[str(args.num_registered)].append(load(server, key, models, 32, 64, "many")["out_tok_s"])
-    few, many = (statistics.median(figures) for figures in out.values())
-    return {"dtype": args.dtype or "auto", "active": 8, "streams": NUM_STREAMS}, {
-        "out_tok_s": out,
-        "of_few": round(many / few, 3),
-        "register_s": round(register_s, 1),
-    }
+    """Throughput over eight adapters of a server that has eight registered, and of one that has a thousand, in turn."""
+    with ExitStack() as stack:
+        servers = {
+            num: stack.enter_context(serving(args.model, directory / str(num), dtype_flags(args))) for num in (8, args.num_registered)
+        }
+        keys, register_s = {}, {}
+        for num, server in servers.items():
+            with admin_client(server) as admin:
+                keys[num] = new_tenant(admin, "bench")
+                active = write_adapters(args.model, server.adapter_root, 8, RANK)
+                paths = [*active, *write_adapters(args.model, server.adapter_root, num - 8, 4, modules=SMALL)]
+                start = time.perf_counter()
+                models = [register(admin, path, "bench") for path in paths][:8]
+                register_s[num] = round(time.perf_counter() - start, 1)
+            load(server, keys[num], models, 16, 16, "warm")
+        cases = {
+            str(num): lambda server=server, key=keys[num]: [load(server, key, models, 32, 64, str(time.time()))["out_tok_s"]]
+            for num, server in servers.items()
+        }
+        out_tok_s = in_turn(cases, args.rounds)
+    few, many = (statistics.median(figures) for figures in out_tok_s.values())
+    settings = {"dtype": args.dtype or "auto", "active": 8, "streams": NUM_STREAMS, "rounds": args.rounds}
+    return settings, {"out_tok_s": out_tok_s, "of_few": round(many / few, 3), "register_s": register_s}
 
 
 def turns(args: argparse.Namespace, directory: Path) -> tuple[dict[str, Any], dict[str, Any]]:
