@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -22,6 +22,8 @@ from loramux.kernels.ops import AttentionBatch, LoraLimits, LoraPlan, LoraSlots,
 from loramux.kernels.select import select_ops
 from loramux.lora.load import load_host_adapter
 from loramux.lora.types import HostAdapter
+
+T = TypeVar("T")
 
 CONTEXT = 128
 BLOCK_SIZE = 32
@@ -125,7 +127,7 @@ class LoraPart:
 class _Clock:
     seconds = 0.0
 
-    def timed(self, work: Callable[[], LoraPlan]) -> LoraPlan:
+    def timed(self, work: Callable[[], T]) -> T:
         start = time.perf_counter()
         result = work()
         self.seconds += time.perf_counter() - start
@@ -139,10 +141,10 @@ class _TimedPlan:
         self._plan, self._clock = plan, clock
 
     def apply(self, site: int, y: torch.Tensor, x: torch.Tensor) -> None:
-        self._clock.seconds += _timed(lambda: self._plan.apply(site, y, x))
+        self._clock.timed(lambda: self._plan.apply(site, y, x))
 
     def embed(self, y: torch.Tensor, token_ids: torch.Tensor) -> None:
-        self._clock.seconds += _timed(lambda: self._plan.embed(y, token_ids))
+        self._clock.timed(lambda: self._plan.embed(y, token_ids))
 
 
 def median_ms(seconds: Sequence[float]) -> float:
@@ -154,6 +156,6 @@ def _load(adapter: AdapterFiles, model: DecoderModel, slots: LoraSlots) -> HostA
 
 
 def _timed(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+    clock = _Clock()
+    clock.timed(work)
+    return clock.seconds

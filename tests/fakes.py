@@ -6,11 +6,10 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import msgspec
 
-from loramux.adapters.types import BaseDescription, ModuleShape
+from loramux.adapters.types import BaseDescription, ModuleShape, Tier
 from loramux.engine.types import (
     AdapterResidency,
     EngineInfo,
@@ -132,7 +131,7 @@ class FakeEngine:
             self._set(request.adapter_digest, tier="device", state="ready")
         return generation
 
-    async def place(self, digest: str, tier: Literal["host", "device"], *, pinned: bool | None = None) -> None:
+    async def place(self, digest: str, tier: Tier, *, pinned: bool | None = None) -> None:
         if self.behaviour.refuse_place is not None:
             raise self.behaviour.refuse_place
         others = [each for each in self.residency.values() if each.pinned and each.tier == "device" and each.digest != digest]

@@ -20,19 +20,18 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from loramux.adapters import registry_scripts as scripts
 from loramux.adapters.ref import DEFAULT_ALIAS, ModelRef, check_alias, check_name, model_not_found
-from loramux.adapters.types import AdapterVersion, RegistrationReport
+from loramux.adapters.types import AdapterVersion, RegistrationReport, Tier
 from loramux.errors import Conflict, Draining, NotFound, StoreUnavailable
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-Tier = Literal["host", "device"]
 
 EVERYONE = "*"
 """The grant that covers every tenant."""

@@ -7,6 +7,8 @@ from typing import Any, Literal
 import msgspec
 
 ModuleKind = Literal["linear", "embedding"]
+Tier = Literal["host", "device"]
+"""Where an engine can be asked to have an adapter: host memory, or a slot of the device."""
 
 
 class ModuleShape(msgspec.Struct, frozen=True):

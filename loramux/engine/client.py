@@ -8,11 +8,12 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import zmq
 import zmq.asyncio
 
+from loramux.adapters.types import Tier
 from loramux.engine.protocol import (
     HEARTBEAT_S,
     Abort,
@@ -170,7 +171,7 @@ class EngineClient:
         self._generations[request.id] = generation
         return generation
 
-    async def place(self, digest: str, tier: Literal["host", "device"], *, pinned: bool | None = None) -> None:
+    async def place(self, digest: str, tier: Tier, *, pinned: bool | None = None) -> None:
         if self._info is None:
             raise NoEngine("no engine is ready")
         operation_id = secrets.token_hex(8)
@@ -280,7 +281,7 @@ class EngineClient:
         self._stats = output.stats or self._stats
 
     def _update_residency(self, residency: AdapterResidency) -> None:
-        if residency.tier == "none" and residency.state == "ready":
+        if residency.is_gone:
             self._residency.pop(residency.digest, None)
         else:
             self._residency[residency.digest] = residency

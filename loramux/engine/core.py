@@ -11,8 +11,9 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
+from loramux.adapters.types import Tier
 from loramux.engine.block_pool import BlockPool
 from loramux.engine.plan import StepPlan, StepResult
 from loramux.engine.prefix import root_key
@@ -145,7 +146,7 @@ class EngineCore:
             self._ends.append(_end(preparation.request, "aborted"))
         self._scheduler.abort(request_id)
 
-    def place(self, operation_id: str, digest: str, tier: Literal["host", "device"], pinned: bool | None) -> None:
+    def place(self, operation_id: str, digest: str, tier: Tier, pinned: bool | None) -> None:
         """Begin to bring an adapter to a tier; the answer is in `take_outputs`."""
         self._residencies.place(operation_id, digest, tier, pinned)
 

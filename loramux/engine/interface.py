@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from typing import Literal, Protocol
+from typing import Protocol
 
+from loramux.adapters.types import Tier
 from loramux.engine.types import AdapterResidency, EngineInfo, EngineStats, GenerationRequest, RequestEnd, TokenDelta
 
 
@@ -39,7 +40,7 @@ class Engine(Protocol):
     def submit(self, request: GenerationRequest) -> Generation:
         """Raises `NoEngine` if no engine is ready."""
 
-    async def place(self, digest: str, tier: Literal["host", "device"], *, pinned: bool | None = None) -> None:
+    async def place(self, digest: str, tier: Tier, *, pinned: bool | None = None) -> None:
         """Return once the adapter is in the tier. A pin keeps it there; None leaves the pin as it is, False takes it away.
 
         Raises what the engine failed with; `Conflict` if pins would leave no room for other adapters, or the adapter was dropped

@@ -6,10 +6,9 @@ for `GATEWAY_TIMEOUT_S`. Per step an engine sends each gateway at most one `Step
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
+from loramux.adapters.types import Tier
 from loramux.engine.types import AdapterResidency, EngineInfo, EngineStats, GenerationRequest, RequestEnd, TokenDelta
 from loramux.errors import Failure
 
@@ -47,7 +46,7 @@ class PlaceAdapter(msgspec.Struct, frozen=True, tag=True, omit_defaults=True):
 
     operation_id: str
     digest: str
-    tier: Literal["host", "device"]
+    tier: Tier
     pinned: bool | None = None
     """Keep it in the tier; False takes the pin away, None leaves it as it is."""
 

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal
 
+from loramux.adapters.types import Tier
 from loramux.engine.protocol import Placed
 from loramux.engine.slot_turns import SlotTurns
 from loramux.engine.types import AdapterResidency
@@ -25,7 +25,7 @@ class _Placement:
 
     operation_id: str
     digest: str
-    tier: Literal["host", "device"]
+    tier: Tier
     pinned: bool | None
     adapter: Future[HostAdapter]
     answered: bool = False
@@ -58,7 +58,7 @@ class AdapterResidencies:
     def num_placements(self) -> int:
         return len(self._loading) + len(self._waiting_for_slot)
 
-    def place(self, operation_id: str, digest: str, tier: Literal["host", "device"], pinned: bool | None) -> None:
+    def place(self, operation_id: str, digest: str, tier: Tier, pinned: bool | None) -> None:
         """Begin to bring an adapter to a tier; what comes of it is in `take_placed`."""
         placement = _Placement(operation_id, digest, tier, pinned, self._adapters.acquire(digest))
         self._loading.append(placement)
@@ -185,7 +185,7 @@ class AdapterResidencies:
         before, now = self._told.get(digest, _gone(digest)), self._describe(digest)
         if now == before:
             return None
-        if now == _gone(digest):
+        if now.is_gone:
             del self._told[digest]
         else:
             self._told[digest] = now

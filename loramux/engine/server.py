@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 
 import zmq
 
+from loramux.adapters.types import Tier
 from loramux.engine.adapter_fetch import AdapterFetch
 from loramux.engine.core import CoreOutputs
 from loramux.engine.protocol import (
@@ -50,7 +51,7 @@ class Core(Protocol):
 
     def abort(self, request_id: str) -> None: ...
 
-    def place(self, operation_id: str, digest: str, tier: Literal["host", "device"], pinned: bool | None) -> None: ...
+    def place(self, operation_id: str, digest: str, tier: Tier, pinned: bool | None) -> None: ...
 
     def drop(self, digest: str) -> None: ...
 

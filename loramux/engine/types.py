@@ -128,7 +128,7 @@ class EngineInfo(msgspec.Struct, frozen=True):
 
 
 class AdapterResidency(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Where an engine has an adapter. Sent when it changes; tier none and state ready mean that it is gone."""
+    """Where an engine has an adapter. Sent when it changes, and once more when it is gone."""
 
     digest: str
     tier: Literal["none", "host", "device"]
@@ -141,6 +141,10 @@ class AdapterResidency(msgspec.Struct, frozen=True, omit_defaults=True):
     """In host memory; 0 until it is loaded."""
     rank: int = 0
     """0 until it is loaded."""
+
+    @property
+    def is_gone(self) -> bool:
+        return self.tier == "none" and self.state == "ready"
 
 
 class EngineStats(msgspec.Struct, frozen=True):

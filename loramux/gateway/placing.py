@@ -7,8 +7,8 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from loramux.adapters.registry import Registry, Tier, Wanted
-from loramux.adapters.types import AdapterVersion
+from loramux.adapters.registry import Registry, Wanted
+from loramux.adapters.types import AdapterVersion, Tier
 from loramux.engine.interface import Engine
 from loramux.engine.types import EngineInfo
 from loramux.errors import Conflict, LoramuxError, NoEngine, NotFound

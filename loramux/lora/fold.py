@@ -16,7 +16,8 @@ from loramux.adapters.peft_tensors import AdapterTensor
 from loramux.errors import AdapterInvalid
 from loramux.lora.types import LoraBase
 
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""By safetensors' spelling: what adapters are saved in."""
 
 
 class Folded(NamedTuple):
@@ -68,5 +69,5 @@ def _shift(module: BoundModule, gain: torch.Tensor | None, base_bias: torch.Tens
 
 
 def _float32(tensor: AdapterTensor) -> torch.Tensor:
-    flat = torch.frombuffer(tensor.data, dtype=_DTYPES[tensor.dtype])
+    flat = torch.frombuffer(tensor.data, dtype=DTYPES[tensor.dtype])
     return flat.to(torch.float32).view(tensor.shape)

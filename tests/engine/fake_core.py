@@ -6,8 +6,8 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Literal
 
+from loramux.adapters.types import Tier
 from loramux.engine.config import EngineConfig
 from loramux.engine.core import CoreOutputs
 from loramux.engine.process import main
@@ -72,7 +72,7 @@ class FakeCore:
         if request:
             self._end(request, "aborted")
 
-    def place(self, operation_id: str, digest: str, tier: Literal["host", "device"], pinned: bool | None) -> None:
+    def place(self, operation_id: str, digest: str, tier: Tier, pinned: bool | None) -> None:
         """Done at once; an adapter named `missing` is not to be had."""
         if digest == "missing":
             self._outputs.placed.append(Placed(operation_id, AdapterLoading("no gateway has it").to_failure()))

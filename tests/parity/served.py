@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -98,6 +98,17 @@ def describe(model: DecoderModel, checkpoint: Path, cache_dir: Path) -> BaseDesc
 
 def random_prompt(rng: random.Random, model: DecoderModel, num_tokens: int) -> list[int]:
     return [rng.randrange(model.config.vocab_size) for _ in range(num_tokens)]
+
+
+def assert_rows_equal_peft(
+    served: Served, names: Sequence[str | None], prompts: Sequence[list[int]], found: Sequence[torch.Tensor], tolerance: float
+) -> None:
+    """found: logits [len(prompt), V] of each prompt under the adapter of its name; None is the base."""
+    for name in dict.fromkeys(names):
+        theirs = served.theirs(name)
+        for row, prompt, ours in zip(names, prompts, found, strict=True):
+            if row == name:
+                torch.testing.assert_close(ours, golden(theirs, prompt), rtol=tolerance, atol=tolerance)
 
 
 @torch.no_grad()

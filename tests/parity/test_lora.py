@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.parity.harness import greedy, logits
-from tests.parity.served import ALL_LINEAR, Served, golden, random_prompt, serve
+from tests.parity.served import ALL_LINEAR, Served, assert_rows_equal_peft, golden, random_prompt, serve
 from tests.parity.test_model import llama
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -72,11 +72,7 @@ def test_a_mixed_batch_equals_peft_row_by_row(served: Served, chunk: int | None)
     prompts = [random_prompt(rng, served.model, num) for num in (9, 23, 40, 1, 17, 12, 31, 5, 8, 1, 33)]
     adapters = [served.adapters[name] if name else None for name in names]
     ours = logits(served.model, prompts, chunk=chunk, lora=adapters)
-    for name in dict.fromkeys(names):
-        theirs = served.theirs(name)
-        for row, prompt, found in zip(names, prompts, ours, strict=True):
-            if row == name:
-                torch.testing.assert_close(found, golden(theirs, prompt), rtol=TOLERANCE, atol=TOLERANCE)
+    assert_rows_equal_peft(served, names, prompts, ours, TOLERANCE)
 
 
 def test_base_rows_are_what_they_are_without_adapters(served: Served) -> None:

@@ -10,7 +10,7 @@ import torch
 from transformers import PretrainedConfig, Qwen2Config
 
 from tests.parity.harness import logits
-from tests.parity.served import ALL_LINEAR, Served, golden, random_prompt, serve
+from tests.parity.served import ALL_LINEAR, Served, assert_rows_equal_peft, golden, random_prompt, serve
 from tests.parity.test_model import SIZES, llama
 
 pytestmark = [
@@ -72,11 +72,7 @@ def test_a_mixed_batch_equals_peft_row_by_row(served: Served) -> None:
     rng.shuffle(names)
     prompts = [random_prompt(rng, served.model, rng.choice((1, 4, 9, 17, 33))) for _ in names]
     ours = logits(served.model, prompts, chunk=11, lora=[served.adapter(name) for name in names])
-    for name in dict.fromkeys(names):
-        theirs = served.theirs(name)
-        for row, prompt, found in zip(names, prompts, ours, strict=True):
-            if row == name:
-                torch.testing.assert_close(found, golden(theirs, prompt), rtol=TOLERANCE, atol=TOLERANCE)
+    assert_rows_equal_peft(served, names, prompts, ours, TOLERANCE)
 
 
 def test_merged_weights_say_the_same(served: Served) -> None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from loramux.adapters.tensor_names import EMBEDDING
 from loramux.adapters.types import ModuleShape
 from loramux.engine.model.config import ModelConfig
 from loramux.engine.model.rope import RopeFrequencies, rope_table
@@ -17,9 +18,6 @@ from loramux.lora.types import LoraSite, LoraSlice
 
 KVCache = tuple[torch.Tensor, torch.Tensor]
 """Keys and values of one layer, each [num_blocks, block_size, Hkv, D]."""
-
-EMBEDDING = "model.embed_tokens"
-LM_HEAD = "lm_head"
 
 
 class StepLora(NamedTuple):

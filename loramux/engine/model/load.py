@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from loramux.adapters.tensor_names import EMBEDDING, OUTPUT_LAYER
 from loramux.engine.checkpoint import Checkpoint
 from loramux.engine.model.config import ModelConfig, parse_config
-from loramux.engine.model.decoder import EMBEDDING, LM_HEAD, DecoderModel, Layer, Linear
+from loramux.engine.model.decoder import DecoderModel, Layer, Linear
 from loramux.engine.model.gguf_weights import GGUFSource
 from loramux.engine.model.rope import RopeFrequencies, rope_frequencies
 from loramux.engine.model.weights import SafetensorsSource, TensorSource, Weights
@@ -39,17 +40,17 @@ def load_model(checkpoint: Checkpoint, device: str, dtype: str, ops: Ops) -> Dec
     weights = Weights(open_source(checkpoint, config), torch.device(device), choose_dtype(dtype, device, config))
     embedding = weights.take(f"{EMBEDDING}.weight", config.vocab_size, config.hidden_size)
     if config.tie_word_embeddings:
-        weights.discard(f"{LM_HEAD}.weight")
+        weights.discard(f"{OUTPUT_LAYER}.weight")
         head = embedding
     else:
-        head = weights.take(f"{LM_HEAD}.weight", config.vocab_size, config.hidden_size)
-    head_slice = LoraSlice(LM_HEAD, 0, config.vocab_size)
+        head = weights.take(f"{OUTPUT_LAYER}.weight", config.vocab_size, config.hidden_size)
+    head_slice = LoraSlice(OUTPUT_LAYER, 0, config.vocab_size)
     model = DecoderModel(
         config,
         embedding=embedding,
         layers=[_layer(weights, config, index) for index in range(config.num_layers)],
         norm=weights.take("model.norm.weight", config.hidden_size),
-        lm_head=Linear(LoraSite(LAYER_SITES * config.num_layers, LM_HEAD, config.hidden_size, (head_slice,)), head),
+        lm_head=Linear(LoraSite(LAYER_SITES * config.num_layers, OUTPUT_LAYER, config.hidden_size, (head_slice,)), head),
         rope=_rope(weights, config, embedding.device),
         ops=ops,
     )

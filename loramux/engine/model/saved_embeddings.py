@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 import torch
 
+from loramux.adapters.tensor_names import EMBEDDING, OUTPUT_LAYER
 from loramux.engine.checkpoint import Checkpoint
 from loramux.engine.model.config import parse_config
-from loramux.engine.model.decoder import EMBEDDING, LM_HEAD
 from loramux.engine.model.load import open_source
+from loramux.lora.fold import DTYPES
 
-_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _CHUNK_ELEMENTS = 1 << 22
 
 
@@ -23,10 +23,10 @@ def saved_weight_digests(tensor: torch.Tensor) -> dict[str, str]:
 
     A few rows are cast at a time, so that no whole copy is made. Hashing takes 8 bytes an element in all.
     """
-    digests = {name: hashlib.sha256() for name in _DTYPES}
+    digests = {name: hashlib.sha256() for name in DTYPES}
     num_rows = max(1, _CHUNK_ELEMENTS // tensor.shape[1])
     for start in range(0, tensor.shape[0], num_rows):
-        for name, dtype in _DTYPES.items():
+        for name, dtype in DTYPES.items():
             digests[name].update(tensor[start : start + num_rows].to("cpu", dtype).contiguous().view(torch.uint8).numpy().data)
     return {name: f"sha256:{digest.hexdigest()}" for name, digest in digests.items()}
 
@@ -42,8 +42,8 @@ def base_digests(checkpoint: Checkpoint, cache_dir: Path) -> dict[str, dict[str,
     config = parse_config(checkpoint.config)
     source = open_source(checkpoint, config)
     embedding = saved_weight_digests(source.read(f"{EMBEDDING}.weight"))
-    head = embedding if config.tie_word_embeddings else saved_weight_digests(source.read(f"{LM_HEAD}.weight"))
-    digests = {EMBEDDING: embedding, LM_HEAD: head}
+    head = embedding if config.tie_word_embeddings else saved_weight_digests(source.read(f"{OUTPUT_LAYER}.weight"))
+    digests = {EMBEDDING: embedding, OUTPUT_LAYER: head}
     kept.parent.mkdir(parents=True, exist_ok=True)
     partial = kept.with_suffix(f".{secrets.token_hex(4)}")
     partial.write_bytes(msgspec.json.encode(digests))

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from loramux.adapters.registry import Tier
+from loramux.adapters.types import Tier
 
 Weight = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
 TenantIds = Annotated[list[str], Field(max_length=1000)]
