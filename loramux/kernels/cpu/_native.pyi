@@ -10,6 +10,7 @@ class Isa(Enum):
     AVX2 = 1
     AVX512 = 2
     AVX512_BF16 = 3
+    AMX = 4
 
 def supported_isas() -> list[Isa]:
     """What this machine runs, slowest first; SCALAR is always there."""

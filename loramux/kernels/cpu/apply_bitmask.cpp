@@ -68,7 +68,7 @@ LORAMUX_TARGET("avx512f") void mask_row_avx512(float* logits, const uint32_t* wo
 MaskRow choose(Isa isa) {
     if (!is_supported(isa)) throw std::invalid_argument("this machine does not run the instruction set asked for");
 #ifdef LORAMUX_X86
-    if (isa == Isa::AVX512 || isa == Isa::AVX512_BF16) return mask_row_avx512;
+    if (isa >= Isa::AVX512) return mask_row_avx512;
     if (isa == Isa::AVX2) return mask_row_avx2;
 #endif
     return mask_row_scalar;

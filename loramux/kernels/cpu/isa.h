@@ -10,8 +10,8 @@
 
 namespace loramux {
 
-// AVX2 comes with FMA.
-enum class Isa { SCALAR, AVX2, AVX512, AVX512_BF16 };
+// AVX2 comes with FMA, each of the others with those before it. AMX is AMX-BF16.
+enum class Isa { SCALAR, AVX2, AVX512, AVX512_BF16, AMX };
 
 // What this machine runs, slowest first.
 const std::vector<Isa>& supported_isas();

@@ -55,7 +55,7 @@ void split(int64_t size, int64_t part, Visit visit) {
 LoraKernel lora_kernel(Isa isa, LoraDtype dtype) {
     require(is_supported(isa), "this machine does not run the instruction set asked for");
 #ifdef LORAMUX_X86
-    if (isa == Isa::AVX512_BF16) return lora_avx512_bf16(dtype);
+    if (isa >= Isa::AVX512_BF16) return lora_avx512_bf16(dtype);
     if (isa == Isa::AVX512) return lora_avx512(dtype);
     if (isa == Isa::AVX2) return lora_avx2(dtype);
 #endif

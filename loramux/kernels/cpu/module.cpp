@@ -89,7 +89,8 @@ NB_MODULE(_native, m) {
         .value("SCALAR", loramux::Isa::SCALAR)
         .value("AVX2", loramux::Isa::AVX2)
         .value("AVX512", loramux::Isa::AVX512)
-        .value("AVX512_BF16", loramux::Isa::AVX512_BF16);
+        .value("AVX512_BF16", loramux::Isa::AVX512_BF16)
+        .value("AMX", loramux::Isa::AMX);
 
     m.def("supported_isas", [] { return loramux::supported_isas(); });
 
