@@ -22,7 +22,7 @@ def apply_bitmask(logits: int, num_rows: int, vocab_size: int, bitmask: int, row
     Raises IndexError where a row is out of range, ValueError for an instruction set that this machine does not run.
     """
 
-class LoraDtype(Enum):
+class Dtype(Enum):
     FLOAT32 = 0
     BFLOAT16 = 1
 
@@ -55,14 +55,14 @@ class LoraPlan:
     Raises ValueError where rows are empty, out of order or overlap, and for an instruction set that this machine does not run.
     """
 
-    def __init__(self, segments: Sequence[tuple[int, int, LoraAdapter]], dtype: LoraDtype, isa: Isa, num_threads: int) -> None: ...
-    def apply(self, site: int, y: int, y_rows: int, y_columns: int, x: int, x_rows: int, x_columns: int, /) -> None:
+    def __init__(self, segments: Sequence[tuple[int, int, LoraAdapter]], dtype: Dtype, isa: Isa) -> None: ...
+    def apply(self, site: int, y: int, y_rows: int, y_columns: int, x: int, x_rows: int, x_columns: int, num_threads: int, /) -> None:
         """Change y [y_rows, y_columns] in place by x [x_rows, x_columns], both of the plan's dtype.
 
         Raises ValueError, before anything is written, where one does not fit the layer or the segments.
         """
 
-    def embed(self, y: int, y_rows: int, y_columns: int, token_ids: int, num_tokens: int, /) -> None:
+    def embed(self, y: int, y_rows: int, y_columns: int, token_ids: int, num_tokens: int, num_threads: int, /) -> None:
         """Change embeddings y [y_rows, y_columns] in place; token_ids int64 [num_tokens].
 
         Raises ValueError, before anything is written, where one does not fit or a token is not in the vocabulary.

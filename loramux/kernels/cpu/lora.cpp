@@ -1,7 +1,5 @@
 #include "lora.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -18,8 +16,6 @@ constexpr int64_t PIECE_RANKS = 4;
 constexpr int64_t PIECE_COLUMNS = 64;
 // Reading a weight takes as long as multiplying it by so many rows, about.
 constexpr int64_t READ_COST = 4;
-// Below this, 10 us on one AVX2 core with weights from memory, a second thread costs more than it saves.
-constexpr int64_t MIN_SHARED_COST = 150000;
 
 void require(bool condition, const std::string& otherwise) {
     if (!condition) throw std::invalid_argument(otherwise);
@@ -36,11 +32,9 @@ int64_t most_ranks(const std::vector<std::optional<LoraSite>>& sites, const std:
     return most;
 }
 
-const void* at(const void* elements, int64_t index, LoraDtype dtype) {
-    return static_cast<const char*>(elements) + index * (dtype == LoraDtype::FLOAT32 ? 4 : 2);
-}
+const void* at(const void* elements, int64_t index, Dtype dtype) { return static_cast<const char*>(elements) + index * itemsize(dtype); }
 
-void* at(void* elements, int64_t index, LoraDtype dtype) { return const_cast<void*>(at(const_cast<const void*>(elements), index, dtype)); }
+void* at(void* elements, int64_t index, Dtype dtype) { return const_cast<void*>(at(const_cast<const void*>(elements), index, dtype)); }
 
 const float* at(const float* values, int64_t index) { return values ? values + index : nullptr; }
 
@@ -52,21 +46,21 @@ void split(int64_t size, int64_t part, Visit visit) {
 
 }  // namespace
 
-LoraKernel lora_kernel(Isa isa, LoraDtype dtype) {
+LoraKernel lora_kernel(Isa isa, Dtype dtype) {
     require(is_supported(isa), "this machine does not run the instruction set asked for");
 #ifdef LORAMUX_X86
     if (isa >= Isa::AVX512_BF16) return lora_avx512_bf16(dtype);
     if (isa == Isa::AVX512) return lora_avx512(dtype);
     if (isa == Isa::AVX2) return lora_avx2(dtype);
 #endif
-    return lora_scalar(dtype);
+    return lora_portable(dtype);
 }
 
 LoraAdapter::LoraAdapter(std::vector<std::optional<LoraSite>> sites, std::optional<LoraEmbedding> embedding)
     : sites(std::move(sites)), embedding(std::move(embedding)), max_ranks(most_ranks(this->sites, this->embedding)) {}
 
-LoraPlan::LoraPlan(std::vector<LoraSegment> segments, LoraDtype dtype, Isa isa, int num_threads)
-    : segments_(std::move(segments)), dtype_(dtype), kernel_(lora_kernel(isa, dtype)), num_threads_(num_threads) {
+LoraPlan::LoraPlan(std::vector<LoraSegment> segments, Dtype dtype, Isa isa)
+    : segments_(std::move(segments)), dtype_(dtype), kernel_(lora_kernel(isa, dtype)) {
     int64_t taken = 0;
     for (const auto& [start, end, adapter] : segments_) {
         require(taken <= start && start < end,
@@ -77,88 +71,110 @@ LoraPlan::LoraPlan(std::vector<LoraSegment> segments, LoraDtype dtype, Isa isa, 
     shrunk_.reset(new float[taken * max_ranks_]);
 }
 
-void LoraPlan::apply(size_t site, const LoraMatrix& y, const LoraMatrix& x) {
-    shrinks_.clear();
-    expands_.clear();
-    for (const auto& segment : segments_) {
-        require(site < segment.adapter->sites.size(), "no site " + std::to_string(site));
-        const auto& changed = segment.adapter->sites[site];
-        if (!changed) continue;
-        require(y.num_columns == changed->out_features && x.num_columns == changed->in_features && y.num_rows == x.num_rows &&
-                    y.num_rows >= num_rows(),
-                "y " + described(y) + " and x " + described(x) + " do not fit site " + std::to_string(site) + " and " +
-                    std::to_string(num_rows()) + " rows");
-        add_shrinks(segment, *changed, x);
-        for (const auto& slice : changed->slices) add_expands(segment, slice, y);
-    }
-    run();
+bool LoraPlan::changes(size_t site) const {
+    return std::any_of(segments_.begin(), segments_.end(), [&](const auto& segment) { return segment.adapter->sites[site].has_value(); });
 }
 
-void LoraPlan::embed(const LoraMatrix& y, const int64_t* token_ids, int64_t num_tokens) {
-    shrinks_.clear();
-    expands_.clear();
+bool LoraPlan::changes_embedding() const {
+    return std::any_of(segments_.begin(), segments_.end(), [](const auto& segment) { return segment.adapter->embedding.has_value(); });
+}
+
+void LoraPlan::shrink(size_t site, const LoraMatrix& x, const Member& member) {
+    LoraShare share(member);
+    for (const auto& segment : segments_) {
+        const auto& changed = segment.adapter->sites[site];
+        if (!changed) continue;
+        const int64_t size = changed->in_features;
+        split(segment.num_rows(), PIECE_ROWS, [&](int64_t row, int64_t num_rows) {
+            const void* first_row = at(static_cast<const void*>(x.elements), (segment.start + row) * x.stride, dtype_);
+            split(changed->num_ranks, PIECE_RANKS, [&](int64_t rank, int64_t num_ranks) {
+                if (!share.takes((num_rows + READ_COST) * num_ranks * size)) return;
+                const void* a = at(changed->a, rank * size, dtype_);
+                kernel_.shrink({first_row, x.stride, num_rows, size, a, num_ranks, shrunk(segment, rank) + row, segment.num_rows()});
+            });
+        });
+    }
+}
+
+void LoraPlan::expand(size_t site, const LoraMatrix& y, bool y_is_float32, const Member& member) {
+    LoraShare share(member);
+    for (const auto& segment : segments_) {
+        const auto& changed = segment.adapter->sites[site];
+        if (!changed) continue;
+        for (const auto& slice : changed->slices) expand(segment, slice, y, y_is_float32, share);
+    }
+}
+
+void LoraPlan::shrink_embedding(const int64_t* token_ids, const Member& member) {
     for (const auto& segment : segments_) {
         const auto& embedding = segment.adapter->embedding;
         if (!embedding) continue;
-        require(y.num_columns == embedding->slice.out_end && y.num_rows == num_tokens && num_tokens >= num_rows(),
-                "embeddings " + described(y) + " do not fit " + std::to_string(num_tokens) + " tokens and " + std::to_string(num_rows()) +
-                    " rows");
-        look_up(segment, *embedding, token_ids);
-        add_expands(segment, embedding->slice, y);
+        const int64_t num_ranks = embedding->slice.rank_end;
+        for (int64_t row = member.index; row < segment.num_rows(); row += member.count) {
+            const void* a = at(embedding->a, token_ids[segment.start + row] * num_ranks, dtype_);
+            for (int64_t rank = 0; rank < num_ranks; ++rank)
+                shrunk(segment, rank)[row] = dtype_ == Dtype::FLOAT32 ? static_cast<const float*>(a)[rank]
+                                                                      : bfloat16_to_float(static_cast<const Bfloat16*>(a)[rank].bits);
+        }
     }
-    run();
+}
+
+void LoraPlan::expand_embedding(const LoraMatrix& y, const Member& member) {
+    LoraShare share(member);
+    for (const auto& segment : segments_)
+        if (segment.adapter->embedding) expand(segment, segment.adapter->embedding->slice, y, false, share);
+}
+
+void LoraPlan::expand(const LoraSegment& segment, const LoraSlice& slice, const LoraMatrix& y, bool y_is_float32, LoraShare& share) const {
+    const Dtype y_dtype = y_is_float32 ? Dtype::FLOAT32 : dtype_;
+    const auto kernel = y_is_float32 ? kernel_.expand_float32 : kernel_.expand;
+    const int64_t num_ranks = slice.rank_end - slice.rank_start, width = slice.out_end - slice.out_start;
+    split(segment.num_rows(), PIECE_ROWS, [&](int64_t row, int64_t num_rows) {
+        void* first_row = at(y.elements, (segment.start + row) * y.stride + slice.out_start, y_dtype);
+        split(width, PIECE_COLUMNS, [&](int64_t column, int64_t num_columns) {
+            if (!share.takes((num_rows + READ_COST) * (num_ranks + 1) * num_columns)) return;
+            kernel({at(first_row, column, y_dtype), y.stride, num_rows, shrunk(segment, slice.rank_start) + row, segment.num_rows(),
+                    num_ranks, at(slice.b, column, dtype_), width, num_columns, at(slice.gain, column), at(slice.shift, column)});
+        });
+    });
 }
 
 float* LoraPlan::shrunk(const LoraSegment& segment, int64_t rank) const {
     return shrunk_.get() + segment.start * max_ranks_ + rank * segment.num_rows();
 }
 
-void LoraPlan::add_shrinks(const LoraSegment& segment, const LoraSite& site, const LoraMatrix& x) {
-    const void* first_row = at(static_cast<const void*>(x.elements), segment.start * site.in_features, dtype_);
-    split(segment.num_rows(), PIECE_ROWS, [&](int64_t row, int64_t num_rows) {
-        split(site.num_ranks, PIECE_RANKS, [&](int64_t rank, int64_t num_ranks) {
-            shrinks_.add({at(first_row, row * site.in_features, dtype_), num_rows, site.in_features,
-                          at(site.a, rank * site.in_features, dtype_), num_ranks, shrunk(segment, rank) + row, segment.num_rows()},
-                         (num_rows + READ_COST) * num_ranks * site.in_features);
-        });
+void LoraPlan::apply(size_t site, const LoraMatrix& y, const LoraMatrix& x, int num_threads) {
+    for (const auto& segment : segments_) {
+        require(site < segment.adapter->sites.size(), "no site " + std::to_string(site));
+        const auto& changed = segment.adapter->sites[site];
+        require(!changed || (y.num_columns == changed->out_features && x.num_columns == changed->in_features && y.num_rows == x.num_rows &&
+                             y.num_rows >= num_rows()),
+                "y " + described(y) + " and x " + described(x) + " do not fit site " + std::to_string(site) + " and " +
+                    std::to_string(num_rows()) + " rows");
+    }
+    Team::run(num_threads, [&](Member& member) {
+        shrink(site, x, member);
+        member.meet();
+        expand(site, y, false, member);
     });
 }
 
-void LoraPlan::add_expands(const LoraSegment& segment, const LoraSlice& slice, const LoraMatrix& y) {
-    const int64_t num_ranks = slice.rank_end - slice.rank_start, width = slice.out_end - slice.out_start;
-    void* first_row = at(y.elements, segment.start * y.num_columns + slice.out_start, dtype_);
-    split(segment.num_rows(), PIECE_ROWS, [&](int64_t row, int64_t num_rows) {
-        split(width, PIECE_COLUMNS, [&](int64_t column, int64_t num_columns) {
-            expands_.add({at(first_row, row * y.num_columns + column, dtype_), y.num_columns, num_rows,
-                          shrunk(segment, slice.rank_start) + row, segment.num_rows(), num_ranks, at(slice.b, column, dtype_), width,
-                          num_columns, at(slice.gain, column), at(slice.shift, column)},
-                         (num_rows + READ_COST) * (num_ranks + 1) * num_columns);
-        });
+void LoraPlan::embed(const LoraMatrix& y, const int64_t* token_ids, int64_t num_tokens, int num_threads) {
+    for (const auto& segment : segments_) {
+        const auto& embedding = segment.adapter->embedding;
+        if (!embedding) continue;
+        require(y.num_columns == embedding->slice.out_end && y.num_rows == num_tokens && num_tokens >= num_rows(),
+                "embeddings " + described(y) + " do not fit " + std::to_string(num_tokens) + " tokens and " + std::to_string(num_rows()) +
+                    " rows");
+        for (int64_t row = segment.start; row < segment.end; ++row)
+            require(0 <= token_ids[row] && token_ids[row] < embedding->vocab_size,
+                    "token " + std::to_string(token_ids[row]) + " of a vocabulary of " + std::to_string(embedding->vocab_size));
+    }
+    Team::run(num_threads, [&](Member& member) {
+        shrink_embedding(token_ids, member);
+        member.meet();
+        expand_embedding(y, member);
     });
-}
-
-void LoraPlan::look_up(const LoraSegment& segment, const LoraEmbedding& embedding, const int64_t* token_ids) {
-    const int64_t num_ranks = embedding.slice.rank_end;
-    for (int64_t row = 0; row < segment.num_rows(); ++row) {
-        const int64_t token = token_ids[segment.start + row];
-        require(0 <= token && token < embedding.vocab_size,
-                "token " + std::to_string(token) + " of a vocabulary of " + std::to_string(embedding.vocab_size));
-        const void* a = at(embedding.a, token * num_ranks, dtype_);
-        for (int64_t rank = 0; rank < num_ranks; ++rank)
-            shrunk(segment, rank)[row] = dtype_ == LoraDtype::FLOAT32 ? static_cast<const float*>(a)[rank]
-                                                             : bfloat16_to_float(static_cast<const uint16_t*>(a)[rank]);
-    }
-}
-
-void LoraPlan::run() {
-    const int64_t total_cost = shrinks_.total_cost() + expands_.total_cost();
-    if (total_cost == 0) return;
-#pragma omp parallel num_threads(total_cost < MIN_SHARED_COST ? 1 : num_threads_)
-    {
-        shrinks_.run(kernel_.shrink, omp_get_thread_num(), omp_get_num_threads());
-#pragma omp barrier
-        expands_.run(kernel_.expand, omp_get_thread_num(), omp_get_num_threads());
-    }
 }
 
 }  // namespace loramux

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lora_kernel.h"
+#include "team.h"
 
 namespace loramux {
 
@@ -57,79 +58,73 @@ struct LoraSegment {
     int64_t num_rows() const { return end - start; }
 };
 
-// A contiguous matrix of a batch, of the plan's dtype.
+// A matrix of a batch, rows `stride` elements apart.
 struct LoraMatrix {
     void* elements;
     int64_t num_rows;
     int64_t num_columns;
+    int64_t stride;
 };
 
-// Pieces of work that threads share: each takes neighbouring ones, of about the same cost in all.
-template <class Piece>
-class LoraPhase {
+// One member's share of a phase: pieces of work go to the members in turn, neighbours of about the same cost in all to the same.
+class LoraShare {
    public:
-    void add(const Piece& piece, int64_t cost) {
-        pieces_.push_back({piece, total_cost_});
-        total_cost_ += cost;
-    }
+    explicit LoraShare(const Member& member) : member_(member) {}
 
-    void clear() {
-        pieces_.clear();
-        total_cost_ = 0;
-    }
-
-    int64_t total_cost() const { return total_cost_; }
-
-    void run(void (*kernel)(const Piece&), int thread, int num_threads) const {
-        const int64_t begin = total_cost_ * thread / num_threads, end = total_cost_ * (thread + 1) / num_threads;
-        for (const auto& each : pieces_)
-            if (begin <= each.cost_before && each.cost_before < end) kernel(each.piece);
+    // Whether the next piece is this member's.
+    bool takes(int64_t cost) {
+        const int64_t turn = cost_before_ / COST_OF_A_TURN;
+        cost_before_ += cost;
+        return turn % member_.count == member_.index;
     }
 
    private:
-    struct Placed {
-        Piece piece;
-        int64_t cost_before;
-    };
-    std::vector<Placed> pieces_;
-    int64_t total_cost_ = 0;
+    static constexpr int64_t COST_OF_A_TURN = 32768;
+
+    const Member& member_;
+    int64_t cost_before_ = 0;
 };
 
-// The segments of one batch and the scratch memory of their updates. One thread at a time uses a plan; it works on num_threads threads of
-// the OpenMP pool. Results depend neither on num_threads nor on which other rows are in the batch.
+// The segments of one batch and the scratch memory of their updates. One team at a time uses a plan. Results depend neither on the number
+// of threads nor on which other rows are in the batch.
+//
+// An update is two phases: every member calls `shrink`, and when all are done, `expand`. Each takes its share of the work.
 class LoraPlan {
    public:
     // Throws std::invalid_argument where segments are empty, out of order or overlap, and for an instruction set that this machine does
     // not run.
-    LoraPlan(std::vector<LoraSegment> segments, LoraDtype dtype, Isa isa, int num_threads);
+    LoraPlan(std::vector<LoraSegment> segments, Dtype dtype, Isa isa);
 
-    // Changes y [T, out_features] by x [T, in_features]. Throws std::invalid_argument, before anything is written, where a matrix does not
-    // fit the layer or the segments.
-    void apply(size_t site, const LoraMatrix& y, const LoraMatrix& x);
+    // Whether an adapter of the batch changes the layer.
+    bool changes(size_t site) const;
+    // By x [T, in_features] of the plan's dtype, which is not read again.
+    void shrink(size_t site, const LoraMatrix& x, const Member& member);
+    // y [T, out_features] of the plan's dtype, or of float32.
+    void expand(size_t site, const LoraMatrix& y, bool y_is_float32, const Member& member);
 
-    // Changes embeddings y [T, hidden] of tokens token_ids [num_tokens]. Throws std::invalid_argument, before anything is written, where y
-    // does not fit or a token is not in the vocabulary.
-    void embed(const LoraMatrix& y, const int64_t* token_ids, int64_t num_tokens);
+    bool changes_embedding() const;
+    // The same for embeddings y [T, hidden] of tokens token_ids [T].
+    void shrink_embedding(const int64_t* token_ids, const Member& member);
+    void expand_embedding(const LoraMatrix& y, const Member& member);
+
+    // A whole update of y, in the plan's dtype, on num_threads threads. Throws std::invalid_argument, before anything is written, where a
+    // matrix does not fit the layer or the segments.
+    void apply(size_t site, const LoraMatrix& y, const LoraMatrix& x, int num_threads);
+    // The same where a token is not in the vocabulary.
+    void embed(const LoraMatrix& y, const int64_t* token_ids, int64_t num_tokens, int num_threads);
 
    private:
     int64_t num_rows() const { return segments_.empty() ? 0 : segments_.back().end; }
     float* shrunk(const LoraSegment& segment, int64_t rank) const;
-    void add_shrinks(const LoraSegment& segment, const LoraSite& site, const LoraMatrix& x);
-    void add_expands(const LoraSegment& segment, const LoraSlice& slice, const LoraMatrix& y);
-    void look_up(const LoraSegment& segment, const LoraEmbedding& embedding, const int64_t* token_ids);
-    void run();
+    void expand(const LoraSegment& segment, const LoraSlice& slice, const LoraMatrix& y, bool y_is_float32, LoraShare& share) const;
 
     std::vector<LoraSegment> segments_;
-    LoraDtype dtype_;
+    Dtype dtype_;
     LoraKernel kernel_;
-    int num_threads_;
     int64_t max_ranks_ = 0;
     // A x^T of each segment, [max_ranks_, its rows], one after another. Ranks lie outside, as threads share those: two that write to one
     // cache line wait for each other.
     std::unique_ptr<float[]> shrunk_;
-    // Of the call at hand.
-    LoraPhase<LoraShrink> shrinks_;
-    LoraPhase<LoraExpand> expands_;
 };
 
 }  // namespace loramux

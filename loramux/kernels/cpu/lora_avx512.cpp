@@ -1,7 +1,8 @@
-#include "lora_avx512.h"
+#include "lora_tiles.h"
+#include "vectors_avx512.h"
 
 namespace loramux {
 
-LoraKernel lora_avx512(LoraDtype dtype) { return kernel_for<Avx512Float32, Avx512Bfloat16>(dtype); }
+LoraKernel lora_avx512(Dtype dtype) { return lora_kernel_over<Avx512>(dtype); }
 
 }  // namespace loramux

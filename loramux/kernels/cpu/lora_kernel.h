@@ -3,19 +3,18 @@
 // Sums run in one order whatever the number of rows: a row's result does not depend on its companions.
 #pragma once
 
-#include <cstdint>
-
+#include "dtype.h"
 #include "isa.h"
 
 namespace loramux {
 
-enum class LoraDtype { FLOAT32, BFLOAT16 };
-
 // s[rank, row] = sum over i of a[rank, i] * x[row, i]
 //
-// x [num_rows, in_features] and a [num_ranks, in_features] of the kernel's dtype, contiguous; s float32, ranks s_stride apart.
+// x [num_rows, in_features] and a [num_ranks, in_features] of the kernel's dtype, a contiguous, rows of x and ranks of s (float32) their
+// stride apart.
 struct LoraShrink {
     const void* x;
+    int64_t x_stride;
     int64_t num_rows;
     int64_t in_features;
     const void* a;
@@ -26,8 +25,8 @@ struct LoraShrink {
 
 // y[row, c] = gain[c] * y[row, c] + sum over r of s[r, row] * b[r, c] + shift[c], rounded once, to nearest even
 //
-// y [num_rows, num_columns] and b [num_ranks, num_columns] of the kernel's dtype, s [num_ranks, num_rows] float32; rows are their stride
-// apart. gain and shift float32 [num_columns], or null for 1 and 0.
+// y [num_rows, num_columns] and b [num_ranks, num_columns] of the kernel's dtype, or y in float32 for `expand_float32`; s [num_ranks,
+// num_rows] float32; rows are their stride apart. gain and shift float32 [num_columns], or null for 1 and 0.
 struct LoraExpand {
     void* y;
     int64_t y_stride;
@@ -45,17 +44,18 @@ struct LoraExpand {
 struct LoraKernel {
     void (*shrink)(const LoraShrink&);
     void (*expand)(const LoraExpand&);
+    void (*expand_float32)(const LoraExpand&);
 };
 
 // Of one instruction set; defined in the file of that name.
-LoraKernel lora_scalar(LoraDtype dtype);
+LoraKernel lora_portable(Dtype dtype);
 #ifdef LORAMUX_X86
-LoraKernel lora_avx2(LoraDtype dtype);
-LoraKernel lora_avx512(LoraDtype dtype);
-LoraKernel lora_avx512_bf16(LoraDtype dtype);
+LoraKernel lora_avx2(Dtype dtype);
+LoraKernel lora_avx512(Dtype dtype);
+LoraKernel lora_avx512_bf16(Dtype dtype);
 #endif
 
 // Throws std::invalid_argument for an instruction set that this machine does not run.
-LoraKernel lora_kernel(Isa isa, LoraDtype dtype);
+LoraKernel lora_kernel(Isa isa, Dtype dtype);
 
 }  // namespace loramux

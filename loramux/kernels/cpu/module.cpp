@@ -62,29 +62,32 @@ static void bind_lora_weights(nb::module_& m) {
 static void bind_lora_plan(nb::module_& m) {
     using namespace loramux;
 
-    nb::enum_<LoraDtype>(m, "LoraDtype").value("FLOAT32", LoraDtype::FLOAT32).value("BFLOAT16", LoraDtype::BFLOAT16);
-
     nb::class_<LoraPlan>(m, "LoraPlan")
         .def(
             "__init__",
-            [](LoraPlan* self, const std::vector<SegmentTuple>& segments, LoraDtype dtype, Isa isa, int num_threads) {
-                new (self) LoraPlan(as_segments(segments), dtype, isa, num_threads);
+            [](LoraPlan* self, const std::vector<SegmentTuple>& segments, Dtype dtype, Isa isa) {
+                new (self) LoraPlan(as_segments(segments), dtype, isa);
             },
-            "segments"_a, "dtype"_a, "isa"_a, "num_threads"_a)
+            "segments"_a, "dtype"_a, "isa"_a)
         .def(
             "apply",
-            [](LoraPlan& plan, size_t site, uintptr_t y, int64_t y_rows, int64_t y_columns, uintptr_t x, int64_t x_rows,
-               int64_t x_columns) { plan.apply(site, {pointer<void>(y), y_rows, y_columns}, {pointer<void>(x), x_rows, x_columns}); },
+            [](LoraPlan& plan, size_t site, uintptr_t y, int64_t y_rows, int64_t y_columns, uintptr_t x, int64_t x_rows, int64_t x_columns,
+               int num_threads) {
+                plan.apply(site, {pointer<void>(y), y_rows, y_columns, y_columns}, {pointer<void>(x), x_rows, x_columns, x_columns},
+                           num_threads);
+            },
             nb::call_guard<nb::gil_scoped_release>())
         .def(
             "embed",
-            [](LoraPlan& plan, uintptr_t y, int64_t y_rows, int64_t y_columns, uintptr_t token_ids, int64_t num_tokens) {
-                plan.embed({pointer<void>(y), y_rows, y_columns}, pointer<int64_t>(token_ids), num_tokens);
+            [](LoraPlan& plan, uintptr_t y, int64_t y_rows, int64_t y_columns, uintptr_t token_ids, int64_t num_tokens, int num_threads) {
+                plan.embed({pointer<void>(y), y_rows, y_columns, y_columns}, pointer<int64_t>(token_ids), num_tokens, num_threads);
             },
             nb::call_guard<nb::gil_scoped_release>());
 }
 
 NB_MODULE(_native, m) {
+    nb::enum_<loramux::Dtype>(m, "Dtype").value("FLOAT32", loramux::Dtype::FLOAT32).value("BFLOAT16", loramux::Dtype::BFLOAT16);
+
     nb::enum_<loramux::Isa>(m, "Isa")
         .value("SCALAR", loramux::Isa::SCALAR)
         .value("AVX2", loramux::Isa::AVX2)

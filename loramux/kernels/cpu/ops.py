@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from loramux.kernels.cpu import _native
+from loramux.kernels.cpu.dtypes import DTYPES
 from loramux.kernels.cpu.linear import linear
-from loramux.kernels.cpu.lora import DTYPES, CpuLoraSlots
+from loramux.kernels.cpu.lora import CpuLoraSlots
 from loramux.kernels.ops import LoraLimits, LoraShape, LoraSlots
 from loramux.kernels.reference.ops import ReferenceOps
 

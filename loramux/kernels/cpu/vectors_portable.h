@@ -16,19 +16,19 @@ struct Portable {
     typedef float F __attribute__((vector_size(4 * W)));
 
     static F all(float value) {
-        F result;
+        F result{};
         for (int i = 0; i < W; ++i) result[i] = value;
         return result;
     }
 
     static F load(const float* from) {
-        F result;
+        F result{};
         std::memcpy(&result, from, sizeof result);
         return result;
     }
 
     static F load(const Bfloat16* from) {
-        F result;
+        F result{};
         for (int i = 0; i < W; ++i) result[i] = bfloat16_to_float(from[i].bits);
         return result;
     }
@@ -82,7 +82,7 @@ struct Portable {
     }
 
     static F exp(F values) {
-        F result;
+        F result{};
         for (int i = 0; i < W; ++i) result[i] = std::exp(values[i]);
         return result;
     }
@@ -95,7 +95,7 @@ struct Portable {
     static Packed<float> load_packed(const float* from) { return {{load(from)}}; }
 
     static Packed<Bfloat16> load_packed(const Bfloat16* from) {
-        Packed<Bfloat16> result;
+        Packed<Bfloat16> result{};
         for (int i = 0; i < 2 * W; ++i) result.part[i % 2][i / 2] = bfloat16_to_float(from[i].bits);
         return result;
     }
