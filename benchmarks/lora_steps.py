@@ -15,10 +15,10 @@ from loramux.adapters.identity import content_digest
 from loramux.engine.build import build_core
 from loramux.engine.checkpoint import open_checkpoint
 from loramux.engine.config import EngineConfig
-from loramux.engine.model.decoder import DecoderModel, StepLora
+from loramux.engine.model.decoder import DecoderModel
 from loramux.engine.model.load import load_model
 from loramux.engine.types import GenerationRequest, SamplingParams
-from loramux.kernels.ops import AttentionBatch, LoraLimits, LoraPlan, LoraSlots, SlotRows
+from loramux.kernels.ops import AttentionBatch, LoraLimits, LoraPlan, LoraSlots, SlotRows, StepLora
 from loramux.kernels.select import select_ops
 from loramux.lora.load import load_host_adapter
 from loramux.lora.types import HostAdapter

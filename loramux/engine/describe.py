@@ -11,7 +11,7 @@ from loramux.engine.checkpoint import Checkpoint, open_checkpoint
 from loramux.engine.model.decoder import DecoderModel
 from loramux.engine.model.load import load_model
 from loramux.engine.model.saved_embeddings import base_digests
-from loramux.kernels.select import select_ops
+from loramux.kernels.reference.ops import ReferenceOps
 
 
 def describe_base(
@@ -38,6 +38,6 @@ def describe_base(
 def describe_checkpoint(path: str, cache_dir: Path, *, dtype: str, max_lora_rank: int) -> BaseDescription:
     """Of a checkpoint that is not served: its tensors are checked and not kept. Raises `StartupFailed`."""
     checkpoint = open_checkpoint(path, cache_dir)
-    model = load_model(checkpoint, "meta", dtype, select_ops("cpu"))
+    model = load_model(checkpoint, "meta", dtype, ReferenceOps())
     max_model_len = model.config.max_position_embeddings
     return describe_base(checkpoint, model, cache_dir, name=checkpoint.name, max_model_len=max_model_len, max_lora_rank=max_lora_rank)

@@ -5,9 +5,9 @@ The torch functions in `kernels/reference/` define each operation; every other i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -142,10 +142,110 @@ class LoraSlots(Protocol):
         """For one batch; rows are disjoint and in order. Moves what a slot does not hold yet to the device."""
 
 
-class Ops(Protocol):
-    """T tokens, H hidden, Hq query heads, Hkv key/value heads, D head size. Tensors share the model's dtype unless said."""
+class StepLora(NamedTuple):
+    """What adapters change in one forward pass."""
 
-    name: str
+    rows: LoraPlan
+    """Of the batch's tokens."""
+    logit_rows: LoraPlan
+    """Of the rows whose logits are computed."""
+
+
+class DecoderShape(NamedTuple):
+    """The sizes of a decoder: H hidden, Hq query heads, Hkv key/value heads, D head size, I intermediate."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: int | None
+    rms_norm_eps: float
+    dtype: torch.dtype
+
+    @property
+    def scale(self) -> float:
+        """Of attention's scores."""
+        return float(self.head_dim**-0.5)
+
+
+class LinearWeights(NamedTuple):
+    weight: torch.Tensor
+    """[out, in]"""
+    bias: torch.Tensor | None = None
+    """[out]"""
+
+
+class LayerWeights(NamedTuple):
+    """x += o(attention(qkv(norm(x)))); x += down(silu(gate) * up of gate_up(norm(x)))."""
+
+    input_norm: torch.Tensor
+    """[H]"""
+    qkv: LinearWeights
+    """Stacked: [(Hq + 2 * Hkv) * D, H]"""
+    q_norm: torch.Tensor | None
+    """[D], of each head"""
+    k_norm: torch.Tensor | None
+    o: LinearWeights
+    """[H, Hq * D]"""
+    post_attention_norm: torch.Tensor
+    gate_up: LinearWeights
+    """Stacked: [2 * I, H]"""
+    down: LinearWeights
+    """[H, I]"""
+
+    @property
+    def linears(self) -> tuple[LinearWeights, ...]:
+        """In the order of their sites."""
+        return (self.qkv, self.o, self.gate_up, self.down)
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    embedding: torch.Tensor
+    """[vocab, H]"""
+    layers: Iterable[LayerWeights]
+    """Taken once, one after another: whoever packs them need not hold them twice."""
+    norm: torch.Tensor
+    head: LinearWeights
+    """[vocab, H]; the embedding itself where they are tied."""
+
+
+class Decoder(Protocol):
+    """A stack of layers between an embedding and a head, on one device. Adapters' sites are the linear layers in order, the head last."""
+
+    def new_kv_caches(self, num_blocks: int, block_size: int) -> Any:
+        """Room for the keys and values of every layer, in the implementation's own layout; what is read before it is written is finite."""
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        kv_caches: Any,
+        attention: AttentionBatch,
+        lora: StepLora | None,
+        logit_rows: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run T tokens and write their keys and values.
+
+        token_ids int64 [T]; cos, sin float32 [T, D]; logit_rows int64 [R], rows of the batch. -> logits float32 [R, vocab], the caller's
+        until the next forward.
+        """
+
+    def site_weight(self, site: int) -> torch.Tensor:
+        """[out, in] in the model's dtype, as a linear layer computes with it. Perhaps a copy."""
+
+    def site_bias(self, site: int) -> torch.Tensor | None:
+        """[out]; not a copy."""
+
+    def embedding_weight(self) -> torch.Tensor:
+        """[vocab, H]. Perhaps a copy."""
+
+
+class LayerOps(Protocol):
+    """What `reference/decoder.py` is made of. T tokens; tensors share the model's dtype unless said."""
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """x W^T + b. x [T, in], weight [out, in], bias [out] -> [T, out]"""
@@ -173,6 +273,15 @@ class Ops(Protocol):
     ) -> torch.Tensor:
         """Causal attention of q [T, Hq, D] over each sequence's blocks, its own tokens included; `window` tokens back at most.
         -> [T, Hq, D]"""
+
+
+class Ops(Protocol):
+    """One device's implementation of everything."""
+
+    name: str
+
+    def decoder(self, shape: DecoderShape, weights: DecoderWeights) -> Decoder:
+        """The device's decoder over these weights, which are on the device."""
 
     def lora_slots(self, shape: LoraShape, limits: LoraLimits) -> LoraSlots:
         """The device's slots for adapters of a model. Raises `StartupFailed` where the memory holds no adapter of the largest rank."""

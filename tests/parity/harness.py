@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 
 from loramux.engine.checkpoint import open_checkpoint
-from loramux.engine.model.decoder import DecoderModel, StepLora
+from loramux.engine.model.decoder import DecoderModel
 from loramux.engine.model.load import load_model
-from loramux.kernels.ops import AttentionBatch, LoraLimits, LoraSlots
+from loramux.kernels.ops import AttentionBatch, LoraLimits, LoraSlots, StepLora
 from loramux.kernels.select import select_ops
 from loramux.lora.batch import picked_rows, slot_rows
 from loramux.lora.types import HostAdapter, LoraSegment

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from loramux.adapters.tensor_names import EMBEDDING, OUTPUT_LAYER
 from loramux.engine.checkpoint import Checkpoint
 from loramux.engine.model.config import ModelConfig, parse_config
-from loramux.engine.model.decoder import DecoderModel, Layer, Linear
+from loramux.engine.model.decoder import DecoderModel
 from loramux.engine.model.gguf_weights import GGUFSource
 from loramux.engine.model.rope import RopeFrequencies, rope_frequencies
 from loramux.engine.model.weights import SafetensorsSource, TensorSource, Weights
 from loramux.errors import StartupFailed
-from loramux.kernels.ops import Ops
+from loramux.kernels.ops import DecoderShape, DecoderWeights, LayerWeights, LinearWeights, Ops
 from loramux.lora.types import LoraSite, LoraSlice
 
 LAYER_SITES = 4
@@ -44,19 +46,20 @@ def load_model(checkpoint: Checkpoint, device: str, dtype: str, ops: Ops) -> Dec
         head = embedding
     else:
         head = weights.take(f"{OUTPUT_LAYER}.weight", config.vocab_size, config.hidden_size)
-    head_slice = LoraSlice(OUTPUT_LAYER, 0, config.vocab_size)
-    model = DecoderModel(
-        config,
-        embedding=embedding,
-        layers=[_layer(weights, config, index) for index in range(config.num_layers)],
-        norm=weights.take("model.norm.weight", config.hidden_size),
-        lm_head=Linear(LoraSite(LAYER_SITES * config.num_layers, OUTPUT_LAYER, config.hidden_size, (head_slice,)), head),
-        rope=_rope(weights, config, embedding.device),
-        ops=ops,
-    )
+    norm = weights.take("model.norm.weight", config.hidden_size)
+    sites = linear_sites(config)
+    layers = (_layer(weights, config, sites[LAYER_SITES * index :], index) for index in range(config.num_layers))
+    decoder = ops.decoder(_shape(config, weights.dtype), DecoderWeights(embedding, layers, norm, LinearWeights(head)))
+    rope = _rope(weights, config, torch.device(device))
     weights.discard("rotary_emb.inv_freq")
     weights.refuse_leftovers()
-    return model
+    return DecoderModel(config, dtype=weights.dtype, sites=sites, rope=rope, decoder=decoder)
+
+
+def linear_sites(config: ModelConfig) -> tuple[LoraSite, ...]:
+    """The decoder's linear layers in its order, with the checkpoint's modules that each holds."""
+    sites = [site for index in range(config.num_layers) for site in _layer_sites(config, index)]
+    return (*sites, _site(len(sites), OUTPUT_LAYER, config.hidden_size, {OUTPUT_LAYER: config.vocab_size}))
 
 
 def _cpu_has_bfloat16() -> bool:
@@ -81,36 +84,66 @@ def _rope(weights: Weights, config: ModelConfig, device: torch.device) -> RopeFr
     return RopeFrequencies(inverse, attention_factor)
 
 
-def _layer(weights: Weights, config: ModelConfig, index: int) -> Layer:
-    prefix, site = f"model.layers.{index}", LAYER_SITES * index
-    query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    attention = f"{prefix}.self_attn"
-    qkv = {f"{attention}.q_proj": query_size, f"{attention}.k_proj": kv_size, f"{attention}.v_proj": kv_size}
-    gate_up = {f"{prefix}.mlp.gate_proj": config.intermediate_size, f"{prefix}.mlp.up_proj": config.intermediate_size}
-    return Layer(
-        input_norm=weights.take(f"{prefix}.input_layernorm.weight", config.hidden_size),
-        qkv=_linear(weights, site, f"{attention}.qkv_proj", qkv, config.hidden_size, bias=config.qkv_bias),
-        q_norm=weights.take(f"{attention}.q_norm.weight", config.head_dim) if config.qk_norm else None,
-        k_norm=weights.take(f"{attention}.k_norm.weight", config.head_dim) if config.qk_norm else None,
-        o=_linear(weights, site + 1, f"{attention}.o_proj", {f"{attention}.o_proj": config.hidden_size}, query_size, bias=config.o_bias),
-        post_attention_norm=weights.take(f"{prefix}.post_attention_layernorm.weight", config.hidden_size),
-        gate_up=_linear(weights, site + 2, f"{prefix}.mlp.gate_up_proj", gate_up, config.hidden_size),
-        down=_linear(
-            weights, site + 3, f"{prefix}.mlp.down_proj", {f"{prefix}.mlp.down_proj": config.hidden_size}, config.intermediate_size
-        ),
+def _shape(config: ModelConfig, dtype: torch.dtype) -> DecoderShape:
+    return DecoderShape(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        sliding_window=config.sliding_window,
+        rms_norm_eps=config.rms_norm_eps,
+        dtype=dtype,
     )
 
 
-def _linear(weights: Weights, number: int, name: str, modules: dict[str, int], in_features: int, *, bias: bool = False) -> Linear:
+def _layer_sites(config: ModelConfig, index: int) -> tuple[LoraSite, ...]:
+    prefix, first = f"model.layers.{index}", LAYER_SITES * index
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    qkv = {f"{attention}.q_proj": query_size, f"{attention}.k_proj": kv_size, f"{attention}.v_proj": kv_size}
+    gate_up = {f"{mlp}.gate_proj": config.intermediate_size, f"{mlp}.up_proj": config.intermediate_size}
+    return (
+        _site(first, f"{attention}.qkv_proj", config.hidden_size, qkv),
+        _site(first + 1, f"{attention}.o_proj", query_size, {f"{attention}.o_proj": config.hidden_size}),
+        _site(first + 2, f"{mlp}.gate_up_proj", config.hidden_size, gate_up),
+        _site(first + 3, f"{mlp}.down_proj", config.intermediate_size, {f"{mlp}.down_proj": config.hidden_size}),
+    )
+
+
+def _site(number: int, name: str, in_features: int, modules: dict[str, int]) -> LoraSite:
     """`modules` maps each canonical module to its rows in the fused weight, in order."""
     slices, start = [], 0
     for module, rows in modules.items():
         slices.append(LoraSlice(module, start, start + rows))
         start += rows
-    return Linear(
-        site=LoraSite(number, name, in_features, tuple(slices)),
-        weight=_rows(weights, [f"{module}.weight" for module in modules], list(modules.values()), in_features),
-        bias=_rows(weights, [f"{module}.bias" for module in modules], list(modules.values())) if bias else None,
+    return LoraSite(number, name, in_features, tuple(slices))
+
+
+def _layer(weights: Weights, config: ModelConfig, sites: Sequence[LoraSite], index: int) -> LayerWeights:
+    """`sites` begin with the layer's."""
+    prefix = f"model.layers.{index}"
+    has_bias = (config.qkv_bias, config.o_bias, False, False)
+    qkv, o, gate_up, down = (_linear(weights, site, bias) for site, bias in zip(sites, has_bias, strict=False))
+    return LayerWeights(
+        input_norm=weights.take(f"{prefix}.input_layernorm.weight", config.hidden_size),
+        qkv=qkv,
+        q_norm=weights.take(f"{prefix}.self_attn.q_norm.weight", config.head_dim) if config.qk_norm else None,
+        k_norm=weights.take(f"{prefix}.self_attn.k_norm.weight", config.head_dim) if config.qk_norm else None,
+        o=o,
+        post_attention_norm=weights.take(f"{prefix}.post_attention_layernorm.weight", config.hidden_size),
+        gate_up=gate_up,
+        down=down,
+    )
+
+
+def _linear(weights: Weights, site: LoraSite, has_bias: bool) -> LinearWeights:
+    names = [part.module for part in site.slices]
+    rows = [part.out_end - part.out_start for part in site.slices]
+    return LinearWeights(
+        _rows(weights, [f"{name}.weight" for name in names], rows, site.in_features),
+        _rows(weights, [f"{name}.bias" for name in names], rows) if has_bias else None,
     )
 
 

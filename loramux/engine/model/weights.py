@@ -28,7 +28,7 @@ class Weights:
     def __init__(self, source: TensorSource, device: torch.device, dtype: torch.dtype) -> None:
         self._source = source
         self._device = device
-        self._dtype = dtype
+        self.dtype = dtype
         self._left = set(source.names())
 
     def has(self, name: str) -> bool:
@@ -36,12 +36,12 @@ class Weights:
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """The tensor on the device, in the model's dtype. Raises `StartupFailed` naming it if it is missing or misshapen."""
-        return self._checked(name, shape).to(self._device, self._dtype).contiguous()
+        return self._checked(name, shape).to(self._device, self.dtype).contiguous()
 
     def take_fused(self, names: Iterable[str], rows: Iterable[int], *rest: int) -> torch.Tensor:
         """Tensors of shape [rows[i], *rest] stacked along their first dimension."""
         parts = [self._checked(name, (num_rows, *rest)) for name, num_rows in zip(names, rows, strict=True)]
-        fused = torch.empty(sum(len(part) for part in parts), *rest, device=self._device, dtype=self._dtype)
+        fused = torch.empty(sum(len(part) for part in parts), *rest, device=self._device, dtype=self.dtype)
         start = 0
         for part in parts:
             fused[start : start + len(part)] = part

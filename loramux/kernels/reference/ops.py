@@ -1,11 +1,12 @@
-"""The reference implementation of `kernels.ops.Ops`."""
+"""The reference implementation of `kernels.ops.Ops` and of `LayerOps`."""
 
 from __future__ import annotations
 
 import torch
 
-from loramux.kernels.ops import AttentionBatch, LoraLimits, LoraShape, LoraSlots
+from loramux.kernels.ops import AttentionBatch, Decoder, DecoderShape, DecoderWeights, LoraLimits, LoraShape, LoraSlots
 from loramux.kernels.reference.apply_bitmask import apply_bitmask
+from loramux.kernels.reference.decoder import TorchDecoder
 from loramux.kernels.reference.kv_cache import write_kv
 from loramux.kernels.reference.linear import linear
 from loramux.kernels.reference.lora import ReferenceLoraSlots
@@ -22,6 +23,9 @@ class ReferenceOps:
 
     def __init__(self) -> None:
         self._planned: tuple[AttentionBatch, int, int | None, AttentionPlan] | None = None
+
+    def decoder(self, shape: DecoderShape, weights: DecoderWeights) -> Decoder:
+        return TorchDecoder(shape, weights, self)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return linear(x, weight, bias)
