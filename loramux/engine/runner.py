@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from loramux.engine.model.decoder import DecoderModel, StepLora
+from loramux.engine.model.decoder import DecoderModel
 from loramux.engine.plan import Chunk, SampledToken, StepPlan, StepResult
 from loramux.engine.prefix import BLOCK_SIZE
 from loramux.engine.sampler import SampleRow, prompt_logprobs, sample
 from loramux.engine.types import TokenLogprob
-from loramux.kernels.ops import AttentionBatch, LoraSlots, Ops
+from loramux.kernels.ops import AttentionBatch, LoraSlots, Ops, StepLora
 from loramux.lora.batch import picked_rows, slot_rows
 from loramux.lora.types import LoraSegment
 
