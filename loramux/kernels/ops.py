@@ -275,6 +275,35 @@ class LayerOps(Protocol):
         -> [T, Hq, D]"""
 
 
+@dataclass(frozen=True)
+class SamplingBatch:
+    """How each of R rows of logits is drawn from. Filled by the sampler, on the CPU."""
+
+    temperatures: torch.Tensor
+    """float32 [R]; 0 is greedy, and the others are then not looked at."""
+    top_ks: torch.Tensor
+    """int64 [R]; 0 keeps every token."""
+    top_ps: torch.Tensor
+    """float64 [R]; 1 keeps every token."""
+    min_ps: torch.Tensor
+    """float32 [R], at most 1; 0 keeps every token."""
+    noise: torch.Tensor
+    """float64 [R] in [0, 1): how much of what is kept comes before the token."""
+
+
+class LogprobRows(NamedTuple):
+    """Log-probabilities of R tokens, each under a row of logits, and of the row's k most likely ones."""
+
+    values: torch.Tensor
+    """float32 [R]"""
+    ranks: torch.Tensor
+    """int64 [R]; 1 is the most likely."""
+    top_ids: torch.Tensor
+    """int64 [R, k], the most likely first, of equals the lower id."""
+    top_values: torch.Tensor
+    """float32 [R, k]"""
+
+
 class Ops(Protocol):
     """One device's implementation of everything."""
 
@@ -290,4 +319,20 @@ class Ops(Protocol):
         """logits[rows[i], t] = -inf in place where bit t of bitmask[i] is 0.
 
         logits float32 [R, V]; bitmask int32 [N, ceil(V / 32)]; rows int64 [N].
+        """
+
+    def row_peaks(self, logits: torch.Tensor) -> torch.Tensor:
+        """The largest of each row, NaN where it has one. logits float32 [R, V] -> float32 [R]"""
+
+    def choose_tokens(self, logits: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
+        """A token for each row, -1 where no logit is finite or one is NaN or +inf. logits float32 [R, V] -> int64 [R] on the CPU.
+
+        Drawn by temperature, then min_p, top_k and top_p, each of what the one before left; of equal logits at an edge all are kept.
+        Greedy is the first of the most likely. No row depends on another.
+        """
+
+    def token_logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, k: int) -> LogprobRows:
+        """Of token_ids int64 [R] under logits float32 [R, V], with the k most likely (V at most). On the CPU.
+
+        What is returned of a row without a finite peak, or with NaN, means nothing.
         """

@@ -22,6 +22,47 @@ def apply_bitmask(logits: int, num_rows: int, vocab_size: int, bitmask: int, row
     Raises IndexError where a row is out of range, ValueError for an instruction set that this machine does not run.
     """
 
+def row_peaks(logits: int, num_rows: int, vocab_size: int, peaks: int, isa: Isa, num_threads: int, /) -> None:
+    """peaks float32 [num_rows] gets the largest of each row of logits float32 [num_rows, vocab_size], NaN where it has one."""
+
+def choose_tokens(
+    logits: int,
+    num_rows: int,
+    vocab_size: int,
+    temperatures: int,
+    top_ks: int,
+    top_ps: int,
+    min_ps: int,
+    noise: int,
+    token_ids: int,
+    isa: Isa,
+    num_threads: int,
+    /,
+) -> None:
+    """token_ids int64 [num_rows] gets what is drawn from logits float32 [num_rows, vocab_size], -1 where a row has no finite peak or NaN.
+
+    temperatures, min_ps float32, top_ks int64, top_ps, noise float64, all [num_rows].
+    """
+
+def token_logprobs(
+    logits: int,
+    num_rows: int,
+    vocab_size: int,
+    token_ids: int,
+    values: int,
+    ranks: int,
+    k: int,
+    top_ids: int,
+    top_values: int,
+    isa: Isa,
+    num_threads: int,
+    /,
+) -> None:
+    """values float32, ranks int64 [num_rows], top_ids int64, top_values float32 [num_rows, k] of token_ids int64 [num_rows].
+
+    Raises IndexError where a token is not in the vocabulary, ValueError for a k that is not from 0 to vocab_size.
+    """
+
 class Dtype(Enum):
     FLOAT32 = 0
     BFLOAT16 = 1

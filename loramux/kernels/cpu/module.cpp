@@ -9,6 +9,7 @@
 #include "apply_bitmask.h"
 #include "isa.h"
 #include "lora.h"
+#include "sampling.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -85,6 +86,38 @@ static void bind_lora_plan(nb::module_& m) {
             nb::call_guard<nb::gil_scoped_release>());
 }
 
+static void bind_sampling(nb::module_& m) {
+    using namespace loramux;
+
+    m.def(
+        "row_peaks",
+        [](uintptr_t logits, int64_t num_rows, int64_t vocab_size, uintptr_t peaks, Isa isa, int num_threads) {
+            row_peaks({pointer<float>(logits), num_rows, vocab_size}, pointer<float>(peaks), isa, num_threads);
+        },
+        nb::call_guard<nb::gil_scoped_release>());
+
+    m.def(
+        "choose_tokens",
+        [](uintptr_t logits, int64_t num_rows, int64_t vocab_size, uintptr_t temperatures, uintptr_t top_ks, uintptr_t top_ps,
+           uintptr_t min_ps, uintptr_t noise, uintptr_t token_ids, Isa isa, int num_threads) {
+            choose_tokens({pointer<float>(logits), num_rows, vocab_size},
+                          {pointer<float>(temperatures), pointer<int64_t>(top_ks), pointer<double>(top_ps), pointer<float>(min_ps),
+                           pointer<double>(noise)},
+                          pointer<int64_t>(token_ids), isa, num_threads);
+        },
+        nb::call_guard<nb::gil_scoped_release>());
+
+    m.def(
+        "token_logprobs",
+        [](uintptr_t logits, int64_t num_rows, int64_t vocab_size, uintptr_t token_ids, uintptr_t values, uintptr_t ranks, int64_t k,
+           uintptr_t top_ids, uintptr_t top_values, Isa isa, int num_threads) {
+            token_logprobs({pointer<float>(logits), num_rows, vocab_size}, pointer<int64_t>(token_ids),
+                           {pointer<float>(values), pointer<int64_t>(ranks), k, pointer<int64_t>(top_ids), pointer<float>(top_values)}, isa,
+                           num_threads);
+        },
+        nb::call_guard<nb::gil_scoped_release>());
+}
+
 NB_MODULE(_native, m) {
     nb::enum_<loramux::Dtype>(m, "Dtype").value("FLOAT32", loramux::Dtype::FLOAT32).value("BFLOAT16", loramux::Dtype::BFLOAT16);
 
@@ -108,4 +141,5 @@ NB_MODULE(_native, m) {
 
     bind_lora_weights(m);
     bind_lora_plan(m);
+    bind_sampling(m);
 }

@@ -8,7 +8,8 @@ from loramux.kernels.cpu import _native
 from loramux.kernels.cpu.dtypes import DTYPES
 from loramux.kernels.cpu.linear import linear
 from loramux.kernels.cpu.lora import CpuLoraSlots
-from loramux.kernels.ops import LoraLimits, LoraShape, LoraSlots
+from loramux.kernels.cpu.sampling import choose_tokens, row_peaks, token_logprobs
+from loramux.kernels.ops import LogprobRows, LoraLimits, LoraShape, LoraSlots, SamplingBatch
 from loramux.kernels.reference.ops import ReferenceOps
 
 
@@ -43,6 +44,15 @@ class CpuOps(ReferenceOps):
         if bitmask.shape != (num_masks, (vocab_size + 31) // 32):
             raise ValueError(f"bitmask {tuple(bitmask.shape)} does not fit {num_masks} rows and a vocabulary of {vocab_size}")
         _native.apply_bitmask(logits.data_ptr(), num_rows, vocab_size, bitmask.data_ptr(), rows.data_ptr(), num_masks, self.isa)
+
+    def row_peaks(self, logits: torch.Tensor) -> torch.Tensor:
+        return row_peaks(logits, self.isa)
+
+    def choose_tokens(self, logits: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
+        return choose_tokens(logits, sampling, self.isa)
+
+    def token_logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, k: int) -> LogprobRows:
+        return token_logprobs(logits, token_ids, k, self.isa)
 
 
 def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, num_dims: int) -> None:

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import torch
 
-from loramux.kernels.ops import AttentionBatch, Decoder, DecoderShape, DecoderWeights, LoraLimits, LoraShape, LoraSlots
+from loramux.kernels.ops import (
+    AttentionBatch,
+    Decoder,
+    DecoderShape,
+    DecoderWeights,
+    LogprobRows,
+    LoraLimits,
+    LoraShape,
+    LoraSlots,
+    SamplingBatch,
+)
 from loramux.kernels.reference.apply_bitmask import apply_bitmask
 from loramux.kernels.reference.decoder import TorchDecoder
 from loramux.kernels.reference.kv_cache import write_kv
@@ -13,6 +23,7 @@ from loramux.kernels.reference.lora import ReferenceLoraSlots
 from loramux.kernels.reference.paged_attention import AttentionPlan, paged_attention, plan_attention
 from loramux.kernels.reference.rms_norm import rms_norm
 from loramux.kernels.reference.rope import rope
+from loramux.kernels.reference.sampling import choose_tokens, row_peaks, token_logprobs
 from loramux.kernels.reference.silu_mul import silu_mul
 
 
@@ -58,6 +69,15 @@ class ReferenceOps:
 
     def apply_bitmask(self, logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
         apply_bitmask(logits, bitmask, rows)
+
+    def row_peaks(self, logits: torch.Tensor) -> torch.Tensor:
+        return row_peaks(logits)
+
+    def choose_tokens(self, logits: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
+        return choose_tokens(logits, sampling)
+
+    def token_logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, k: int) -> LogprobRows:
+        return token_logprobs(logits, token_ids, k)
 
     def _plan(self, batch: AttentionBatch, block_size: int, window: int | None) -> AttentionPlan:
         planned = self._planned

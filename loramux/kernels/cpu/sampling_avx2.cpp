@@ -1,0 +1,7 @@
+#include "sampling_loops.h"
+
+namespace loramux {
+
+SamplingKernel sampling_avx2() { return SAMPLING_LOOPS; }
+
+}  // namespace loramux

@@ -1,0 +1,7 @@
+#include "sampling_loops.h"
+
+namespace loramux {
+
+SamplingKernel sampling_portable() { return SAMPLING_LOOPS; }
+
+}  // namespace loramux
