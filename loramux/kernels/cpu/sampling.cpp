@@ -27,7 +27,9 @@ constexpr float LOWEST = -std::numeric_limits<float>::infinity();
 // In temperatures below the peak: from here on a token weighs nothing.
 constexpr float WEIGHTLESS = 30.0f;
 // How far below the peak, in temperatures, the tokens of top_p are looked for at first, and then.
-constexpr float REACHES[] = {6.0f, 12.0f, WEIGHTLESS};
+constexpr float REACHES[] = {6.0f, 9.0f, 13.0f, WEIGHTLESS};
+// Classes of logits by which a nucleus is narrowed down.
+constexpr int NUM_CLASSES = 256;
 
 struct Token {
     float logit;
@@ -44,14 +46,37 @@ struct Weighted {
 
 bool is_likelier(const Weighted& p, const Weighted& q) { return p.logit > q.logit; }
 
-int64_t total(const std::vector<int64_t>& weights) { return std::accumulate(weights.begin(), weights.end(), int64_t{0}); }
+int64_t total(const int64_t* weights, int64_t count) { return std::accumulate(weights, weights + count, int64_t{0}); }
 
-// A row of logits that has a finite peak and no NaN. Buffers keep their memory from row to row.
+// Kept by each thread, for a page touched first costs more than a row's pass over it.
+struct Buffers {
+    std::vector<float> maxima;   // of blocks
+    std::vector<int64_t> spans;  // weights of spans
+    std::vector<int32_t> ids;    // of the tokens kept, in order
+    std::vector<float> kept;     // their logits
+    std::vector<int64_t> weights;
+    std::vector<float> best;
+    std::vector<Weighted> nucleus;
+    std::vector<Token> top;
+
+    static Buffers& of_size(int64_t vocab_size) {
+        static thread_local Buffers buffers;
+        buffers.maxima.resize((vocab_size + SAMPLING_BLOCK - 1) / SAMPLING_BLOCK);
+        buffers.spans.resize((vocab_size + SAMPLING_SPAN - 1) / SAMPLING_SPAN);
+        buffers.ids.resize(vocab_size);
+        buffers.kept.resize(vocab_size);
+        buffers.weights.resize(vocab_size);
+        return buffers;
+    }
+};
+
+// A row of logits that has a finite peak and no NaN.
 class Row {
    public:
     Row(const SamplingKernel& kernel, int64_t vocab_size)
-        : kernel_(kernel), size_(vocab_size), maxima_((vocab_size + SAMPLING_BLOCK - 1) / SAMPLING_BLOCK),
-          spans_((vocab_size + SAMPLING_SPAN - 1) / SAMPLING_SPAN), ids_(vocab_size) {}
+        : kernel_(kernel), size_(vocab_size), buffers_(Buffers::of_size(vocab_size)), maxima_(buffers_.maxima), best_(buffers_.best),
+          nucleus_(buffers_.nucleus), top_(buffers_.top), spans_(buffers_.spans.data()), num_spans_(buffers_.spans.size()),
+          ids_(buffers_.ids.data()), kept_(buffers_.kept.data()), weights_(buffers_.weights.data()) {}
 
     // False where the row is not as said; it is not to be used then.
     bool read(const float* logits) {
@@ -70,7 +95,7 @@ class Row {
         const bool has_k = top_k > 0 && top_k < size_, has_p = top_p < 1;
         if (!has_k && !has_p) return draw_any(noise);
         if (has_k) keep_most_likely(top_k);
-        if (has_k && has_p) keep_nucleus(wanted(total(weights_), top_p));
+        if (has_k && has_p) keep_nucleus(wanted(total(weights_, num_kept_), top_p));
         if (!has_k) keep_nucleus_of_all(top_p);
         return draw_kept(noise);
     }
@@ -78,8 +103,8 @@ class Row {
     // log of the sum of e^logit
     double log_total() {
         weigh_at(1.0f, 0.0f);
-        kernel_.sum_spans(logits_, size_, weighing_, spans_.data());
-        return peak_ + std::log(std::ldexp(static_cast<double>(total(spans_)), -40));
+        kernel_.sum_spans(logits_, size_, weighing_, spans_);
+        return peak_ + std::log(std::ldexp(static_cast<double>(total(spans_, num_spans_)), -40));
     }
 
     int64_t rank(int64_t token_id) const { return kernel_.count_above(logits_, size_, logits_[token_id]) + 1; }
@@ -88,7 +113,7 @@ class Row {
     const std::vector<Token>& top(int64_t k) {
         collect(least_of_best(k));
         top_.clear();
-        for (size_t i = 0; i < logits_kept_.size(); ++i) top_.push_back({logits_kept_[i], ids_[i]});
+        for (int64_t i = 0; i < num_kept_; ++i) top_.push_back({kept_[i], ids_[i]});
         std::partial_sort(top_.begin(), top_.begin() + k, top_.end(), is_ahead);
         return top_;
     }
@@ -109,20 +134,16 @@ class Row {
 
     // Keep the tokens of at least this logit.
     void collect(float least) {
-        const int64_t count = kernel_.collect(logits_, size_, least, ids_.data());
-        logits_kept_.resize(count);
-        for (int64_t i = 0; i < count; ++i) logits_kept_[i] = logits_[ids_[i]];
+        least_ = least;
+        num_kept_ = kernel_.collect(logits_, size_, least, ids_, kept_);
     }
 
-    void weigh_kept() {
-        weights_.resize(logits_kept_.size());
-        kernel_.weigh(logits_kept_.data(), logits_kept_.size(), weighing_, weights_.data());
-    }
+    void weigh_kept() { kernel_.weigh(kept_, num_kept_, weighing_, weights_); }
 
     void keep_most_likely(int64_t k) {
         collect(std::max(least_of_best(k), peak_ - WEIGHTLESS * temperature_));
-        if (k < static_cast<int64_t>(logits_kept_.size())) {
-            best_ = logits_kept_;
+        if (k < num_kept_) {
+            best_.assign(kept_, kept_ + num_kept_);
             std::nth_element(best_.begin(), best_.begin() + (k - 1), best_.end(), std::greater<>());
             drop_below(best_[k - 1]);
         }
@@ -130,22 +151,23 @@ class Row {
     }
 
     void drop_below(float least) {
-        size_t count = 0;
-        for (size_t i = 0; i < logits_kept_.size(); ++i) {
+        least_ = least;
+        int64_t count = 0;
+        for (int64_t i = 0; i < num_kept_; ++i) {
             ids_[count] = ids_[i];
-            logits_kept_[count] = logits_kept_[i];
-            count += logits_kept_[i] >= least;
+            kept_[count] = kept_[i];
+            count += kept_[i] >= least;
         }
-        logits_kept_.resize(count);
+        num_kept_ = count;
     }
 
     void keep_nucleus_of_all(double top_p) {
-        kernel_.sum_spans(logits_, size_, weighing_, spans_.data());
-        const int64_t weight = wanted(total(spans_), top_p);
+        kernel_.sum_spans(logits_, size_, weighing_, spans_);
+        const int64_t weight = wanted(total(spans_, num_spans_), top_p);
         for (float reach : REACHES) {
             collect(peak_ - reach * temperature_);
             weigh_kept();
-            if (total(weights_) >= weight) break;
+            if (total(weights_, num_kept_) >= weight) break;
         }
         keep_nucleus(weight);
     }
@@ -157,20 +179,33 @@ class Row {
 
     // Of the tokens kept, the most likely that reach the weight, and their equals.
     void keep_nucleus(int64_t weight) {
-        nucleus_.clear();
-        for (size_t i = 0; i < weights_.size(); ++i) nucleus_.push_back({logits_kept_[i], weights_[i]});
         const float least = least_reaching(weight);
-        for (size_t i = 0; i < weights_.size(); ++i)
-            if (logits_kept_[i] < least) weights_[i] = 0;
+        for (int64_t i = 0; i < num_kept_; ++i) weights_[i] = kept_[i] < least ? 0 : weights_[i];
     }
 
-    // The logit of the token with which the weight is reached, the most likely first. The answer is always within [begin, end).
+    // The logit of the token with which the weight is reached, the most likely first.
     float least_reaching(int64_t weight) {
+        if (least_ >= peak_) return peak_;
+        const float scale = (NUM_CLASSES - 1) / (peak_ - least_);
+        const auto class_of = [&](float logit) { return static_cast<int>((peak_ - logit) * scale); };  // grows as logits fall
+        int64_t sums[NUM_CLASSES + 1] = {};
+        for (int64_t i = 0; i < num_kept_; ++i) sums[class_of(kept_[i])] += weights_[i];
+        int chosen = 0;
+        while (sums[chosen] < weight) weight -= sums[chosen++];
+        nucleus_.clear();
+        for (int64_t i = 0; i < num_kept_; ++i)
+            if (class_of(kept_[i]) == chosen) nucleus_.push_back({kept_[i], weights_[i]});
+        return least_of_nucleus(weight);
+    }
+
+    // The answer is always within [begin, end).
+    float least_of_nucleus(int64_t weight) {
         auto begin = nucleus_.begin(), end = nucleus_.end();
         while (end - begin > 1) {
             const auto middle = begin + (end - begin) / 2;
             std::nth_element(begin, middle, end, is_likelier);
-            const int64_t ahead = std::accumulate(begin, middle, int64_t{0}, [](int64_t sum, const Weighted& each) { return sum + each.weight; });
+            int64_t ahead = 0;
+            for (auto each = begin; each < middle; ++each) ahead += each->weight;
             if (ahead >= weight) {
                 end = middle;
             } else {
@@ -186,23 +221,22 @@ class Row {
     }
 
     // The first token at which the sum of the weights passes the target.
-    static size_t passing(const std::vector<int64_t>& weights, int64_t& target) {
-        size_t i = 0;
+    static int64_t passing(const int64_t* weights, int64_t& target) {
+        int64_t i = 0;
         while (target >= weights[i]) target -= weights[i++];
         return i;
     }
 
     int64_t draw_kept(double noise) {
-        int64_t left = target(total(weights_), noise);
+        int64_t left = target(total(weights_, num_kept_), noise);
         return ids_[passing(weights_, left)];
     }
 
     int64_t draw_any(double noise) {
-        kernel_.sum_spans(logits_, size_, weighing_, spans_.data());
-        int64_t left = target(total(spans_), noise);
+        kernel_.sum_spans(logits_, size_, weighing_, spans_);
+        int64_t left = target(total(spans_, num_spans_), noise);
         const int64_t begin = passing(spans_, left) * SAMPLING_SPAN;
-        weights_.resize(std::min(SAMPLING_SPAN, size_ - begin));
-        kernel_.weigh(logits_ + begin, weights_.size(), weighing_, weights_.data());
+        kernel_.weigh(logits_ + begin, std::min(SAMPLING_SPAN, size_ - begin), weighing_, weights_);
         return begin + passing(weights_, left);
     }
 
@@ -212,14 +246,18 @@ class Row {
     float peak_ = 0;
     float temperature_ = 0;
     Weighing weighing_{};
-    std::vector<float> maxima_;   // of blocks
-    std::vector<int64_t> spans_;  // their weights
-    std::vector<int32_t> ids_;    // of the tokens kept, in order; the first logits_kept_.size()
-    std::vector<float> logits_kept_;
-    std::vector<int64_t> weights_;
-    std::vector<float> best_;
-    std::vector<Weighted> nucleus_;
-    std::vector<Token> top_;
+    Buffers& buffers_;
+    std::vector<float>& maxima_;
+    std::vector<float>& best_;
+    std::vector<Weighted>& nucleus_;
+    std::vector<Token>& top_;
+    int64_t* const spans_;
+    const int64_t num_spans_;
+    int32_t* const ids_;
+    float* const kept_;
+    int64_t* const weights_;
+    int64_t num_kept_ = 0;
+    float least_ = 0;  // none of the tokens kept has less
 };
 
 // Calls work(row of logits, its number) for each, with a Row for each thread.

@@ -2,6 +2,6 @@
 
 namespace loramux {
 
-SamplingKernel sampling_avx2() { return SAMPLING_LOOPS; }
+SamplingKernel sampling_avx2() { return {peak, weigh, sum_spans, collect, count_above}; }
 
 }  // namespace loramux

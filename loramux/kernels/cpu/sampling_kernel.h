@@ -29,8 +29,8 @@ struct SamplingKernel {
     void (*weigh)(const float* logits, int64_t size, const Weighing& weighing, int64_t* weights);
     // sums [ceil(size / SAMPLING_SPAN)]
     void (*sum_spans)(const float* logits, int64_t size, const Weighing& weighing, int64_t* sums);
-    // The tokens of at least this logit, in order. ids [size] -> how many
-    int64_t (*collect)(const float* logits, int64_t size, float least, int32_t* ids);
+    // The tokens of at least this logit, in order, with their logits. ids, kept [size] -> how many
+    int64_t (*collect)(const float* logits, int64_t size, float least, int32_t* ids, float* kept);
     // How many are more than this.
     int64_t (*count_above)(const float* logits, int64_t size, float bound);
 };

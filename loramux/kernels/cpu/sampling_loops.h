@@ -113,19 +113,21 @@ void sum_spans(const float* logits, int64_t size, const Weighing& weighing, int6
         sums[begin / SAMPLING_SPAN] = weight_sum(logits + begin, begin + SAMPLING_SPAN <= size ? SAMPLING_SPAN : size - begin, local);
 }
 
-bool any_at_least(const float* logits, int64_t size, float least) {
+[[maybe_unused]] bool any_at_least(const float* logits, int64_t size, float least) {
     int32_t found = 0;
     for (int64_t i = 0; i < size; ++i) found |= logits[i] >= least;
     return found;
 }
 
-int64_t collect(const float* logits, int64_t size, float least, int32_t* ids) {
+[[maybe_unused]] int64_t collect(const float* logits, int64_t size, float least, int32_t* ids, float* kept) {
+    constexpr int64_t FEW = 16;
     int64_t count = 0;
-    for (int64_t begin = 0; begin < size; begin += SAMPLING_BLOCK) {
-        const int64_t end = begin + SAMPLING_BLOCK <= size ? begin + SAMPLING_BLOCK : size;
+    for (int64_t begin = 0; begin < size; begin += FEW) {
+        const int64_t end = begin + FEW <= size ? begin + FEW : size;
         if (!any_at_least(logits + begin, end - begin, least)) continue;
         for (int64_t i = begin; i < end; ++i) {
             ids[count] = static_cast<int32_t>(i);
+            kept[count] = logits[i];
             count += logits[i] >= least;
         }
     }
@@ -137,8 +139,6 @@ int64_t count_above(const float* logits, int64_t size, float bound) {
     for (int64_t i = 0; i < size; ++i) count += logits[i] > bound;
     return count;
 }
-
-constexpr SamplingKernel SAMPLING_LOOPS{peak, weigh, sum_spans, collect, count_above};
 
 }  // namespace
 

@@ -2,6 +2,6 @@
 
 namespace loramux {
 
-SamplingKernel sampling_portable() { return SAMPLING_LOOPS; }
+SamplingKernel sampling_portable() { return {peak, weigh, sum_spans, collect, count_above}; }
 
 }  // namespace loramux
