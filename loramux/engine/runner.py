@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -47,18 +48,13 @@ class ModelRunner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         """One forward over the plan's chunks, and a token for each chunk that samples."""
-        masks = self._start_masks(plan)
         batch = _build_batch(plan)
         rows = [list(_logit_rows(chunk, start)) for chunk, start in zip(batch.chunks, batch.attention.query_starts, strict=False)]
         logit_rows = [row for chunk_rows in rows for row in chunk_rows]
-        logits = self._model.forward(
-            batch.token_ids,
-            batch.positions,
-            self._kv,
-            batch.attention,
-            self._lora(batch.segments, logit_rows),
-            torch.tensor(logit_rows, dtype=torch.int64),
-        )
+        lora = self._lora(batch.segments, logit_rows)
+        wanted = torch.tensor(logit_rows, dtype=torch.int64)
+        masks = self._start_masks(plan)  # last, for the filler wants the interpreter as well
+        logits = self._model.forward(batch.token_ids, batch.positions, self._kv, batch.attention, lora, wanted)
         if masks is not None:
             masks.result()
         return self._collect(plan, batch, logits, [len(chunk_rows) for chunk_rows in rows])
@@ -87,7 +83,7 @@ class ModelRunner:
         row = 0
         for chunk, num in zip(batch.chunks, num_rows, strict=True):
             if chunk.wants_prompt_logprobs:
-                from_prompt[chunk] = _prompt_logprobs(chunk, logits[row : row + num])
+                from_prompt[chunk] = _prompt_logprobs(chunk, logits[row : row + num], self._ops)
             row += num
             if chunk.samples:
                 sampling.append(chunk)
@@ -101,23 +97,24 @@ class ModelRunner:
 
 def _build_batch(plan: StepPlan) -> _Batch:
     chunks = sorted(plan.chunks, key=lambda chunk: -1 if chunk.sequence.slot is None else chunk.sequence.slot)
-    num_tokens = np.array([chunk.num_tokens for chunk in chunks])
-    starts = np.concatenate(([0], np.cumsum(num_tokens)))
-    positions = np.concatenate([np.arange(chunk.start, chunk.start + chunk.num_tokens) for chunk in chunks])
-    tables = np.zeros((len(chunks), max(len(chunk.sequence.block_ids) for chunk in chunks)), dtype=np.int64)
-    for row, chunk in zip(tables, chunks, strict=True):
-        row[: len(chunk.sequence.block_ids)] = chunk.sequence.block_ids
+    num_tokens = [chunk.num_tokens for chunk in chunks]
+    starts = [0, *itertools.accumulate(num_tokens)]
     owners = np.repeat(np.arange(len(chunks)), num_tokens)
-    kv_slots = tables[owners, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
-    token_ids = [token for chunk in chunks for token in chunk.sequence.token_ids[chunk.start : chunk.start + chunk.num_tokens]]
+    firsts = np.array([chunk.start - start for chunk, start in zip(chunks, starts, strict=False)])
+    positions = firsts[owners] + np.arange(starts[-1])
+    tables = np.zeros((len(chunks), max(len(chunk.sequence.blocks) for chunk in chunks)), dtype=np.int64)
+    token_ids: list[int] = []
+    for row, chunk in zip(tables, chunks, strict=True):
+        sequence = chunk.sequence
+        row[: len(sequence.blocks)] = sequence.blocks.array
+        token_ids += sequence.token_ids[chunk.start : chunk.start + chunk.num_tokens]
     attention = AttentionBatch(
-        query_starts=tuple(starts.tolist()),
+        query_starts=tuple(starts),
         context_lens=tuple(chunk.start + chunk.num_tokens for chunk in chunks),
         block_tables=torch.from_numpy(tables),
-        kv_slots=torch.from_numpy(kv_slots),
+        kv_slots=torch.from_numpy(tables[owners, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE),
     )
-    segments = list(_segments(chunks, starts.tolist()))
-    return _Batch(chunks, torch.tensor(token_ids), torch.from_numpy(positions), attention, segments)
+    return _Batch(chunks, torch.tensor(token_ids), torch.from_numpy(positions), attention, list(_segments(chunks, starts)))
 
 
 def _segments(chunks: list[Chunk], starts: list[int]) -> Iterator[LoraSegment]:
@@ -139,10 +136,10 @@ def _logit_rows(chunk: Chunk, start: int) -> range:
     return range(start + chunk.num_tokens - int(chunk.samples), start + chunk.num_tokens)
 
 
-def _prompt_logprobs(chunk: Chunk, logits: torch.Tensor) -> list[TokenLogprob]:
+def _prompt_logprobs(chunk: Chunk, logits: torch.Tensor, ops: Ops) -> list[TokenLogprob]:
     request = chunk.sequence.request.request
     targets = request.prompt_token_ids[chunk.start + 1 : chunk.start + chunk.num_tokens + 1]
-    return prompt_logprobs(logits[: len(targets)], targets, request.sampling.num_prompt_logprobs or 0)
+    return prompt_logprobs(logits[: len(targets)], targets, request.sampling.num_prompt_logprobs or 0, ops)
 
 
 def _sample_row(chunk: Chunk) -> SampleRow:

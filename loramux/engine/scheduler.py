@@ -21,7 +21,7 @@ from loramux.engine.fair_queue import FairQueue
 from loramux.engine.outcome import collect_prompt_logprobs, judge, token_delta
 from loramux.engine.plan import Chunk, SampledToken, StepPlan, StepResult
 from loramux.engine.prefix import BLOCK_SIZE
-from loramux.engine.sequence import RequestState, Sequence, TextStream
+from loramux.engine.sequence import BlockTable, RequestState, Sequence, TextStream
 from loramux.engine.slot_turns import SlotTurns
 from loramux.engine.types import GenerationRequest, RequestEnd, TokenDelta
 from loramux.errors import EngineFailed, Failure, GrammarTooComplex
@@ -203,7 +203,7 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence, num_tokens: int, step: _Step) -> bool:
         """Extend the block table over the tokens. Where no block is free others are preempted, at last the sequence itself (False)."""
-        num_needed = _num_blocks(sequence.num_computed_tokens + num_tokens) - len(sequence.block_ids)
+        num_needed = _num_blocks(sequence.num_computed_tokens + num_tokens) - len(sequence.blocks)
         while num_needed > self._blocks.num_free:
             if self._suspended:
                 self._preempt_last_suspended()
@@ -213,7 +213,8 @@ class Scheduler:
             self._preempt(victim)
             if victim is sequence:
                 return False
-        sequence.block_ids += self._blocks.allocate(num_needed)
+        if num_needed > 0:
+            sequence.blocks.extend(self._blocks.allocate(num_needed))
         return True
 
     def _preemption_order(self, sequence: Sequence) -> tuple[float, int, int]:
@@ -275,11 +276,11 @@ class Scheduler:
         """Hold blocks for every token known, in addition to those that a suspended sequence has, or none (False)."""
         cached = [] if sequence in self._suspended else self._blocks.match(self._readable_keys(sequence))
         self._blocks.hold(cached)
-        num_new = _num_blocks(len(sequence.token_ids)) - len(sequence.block_ids) - len(cached)
+        num_new = _num_blocks(len(sequence.token_ids)) - len(sequence.blocks) - len(cached)
         if not self._make_room(sequence, num_new):
             self._blocks.release(cached)
             return False
-        sequence.block_ids += cached + self._blocks.allocate(num_new)
+        sequence.blocks.extend(cached + self._blocks.allocate(num_new))
         sequence.num_computed_tokens += len(cached) * BLOCK_SIZE
         return True
 
@@ -288,7 +289,7 @@ class Scheduler:
         num_blocks += len(self._running)
         if num_blocks <= self._blocks.num_free:
             return True
-        tables = [each.block_ids for each in self._suspended if each is not sequence]
+        tables = [each.blocks.ids for each in self._suspended if each is not sequence]
         if num_blocks > self._blocks.num_free + self._blocks.num_held_only_by(tables):
             return False
         while num_blocks > self._blocks.num_free:
@@ -317,8 +318,8 @@ class Scheduler:
             sequence.slot, sequence.pages = None, ()
 
     def _lose_blocks(self, sequence: Sequence) -> None:
-        self._blocks.release(sequence.block_ids)
-        sequence.block_ids = []
+        self._blocks.release(sequence.blocks.ids)
+        sequence.blocks = BlockTable()
         sequence.num_computed_tokens = 0
 
     # What a step gave
@@ -342,7 +343,7 @@ class Scheduler:
         num_full_before = sequence.num_computed_tokens // BLOCK_SIZE
         sequence.num_computed_tokens += num_tokens
         for index in range(num_full_before, sequence.num_computed_tokens // BLOCK_SIZE):
-            self._blocks.publish(sequence.block_ids[index], sequence.block_keys[index])
+            self._blocks.publish(sequence.blocks.ids[index], sequence.block_keys[index])
 
     def _append(self, sequence: Sequence, sampled: SampledToken) -> None:
         state = sequence.request
@@ -402,12 +403,12 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless blocks, slots and sequences agree. For tests."""
-        self._blocks.check_integrity(sequence.block_ids for sequence in (*self._running, *self._suspended))
+        self._blocks.check_integrity(sequence.blocks.ids for sequence in (*self._running, *self._suspended))
         held = {sequence.adapter_digest for sequence in self._running if sequence.adapter_digest}
         waiting = Counter(sequence.adapter_digest for sequence in self._queue if sequence.adapter_digest)
         self.slot_turns.check_integrity(held, waiting)
         for sequence in (*self._running, *self._suspended):
-            assert len(sequence.block_ids) >= _num_blocks(sequence.num_computed_tokens)
+            assert len(sequence.blocks) >= _num_blocks(sequence.num_computed_tokens)
             assert (sequence.slot is not None) == (sequence in self._running and sequence.request.adapter is not None)
             assert sequence.slot is None or self._slots.digest_of(sequence.slot) == sequence.adapter_digest
 

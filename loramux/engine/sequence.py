@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from loramux.engine.prefix import BLOCK_SIZE, block_key
 from loramux.engine.types import GenerationRequest, TokenLogprob
 from loramux.grammar.types import CompiledGrammar, Matcher
@@ -12,6 +15,32 @@ from loramux.lora.types import HostAdapter
 
 if TYPE_CHECKING:
     from loramux.engine.detokenize import TextPiece
+
+
+_FEW_BLOCKS = 8
+
+
+class BlockTable:
+    """The blocks that a sequence holds, in order: as a list for the pool, as an array for the runner."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self._array = np.zeros(_FEW_BLOCKS, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def array(self) -> NDArray[np.int64]:
+        """[len], not a copy."""
+        return self._array[: len(self.ids)]
+
+    def extend(self, block_ids: list[int]) -> None:
+        num_before, num_after = len(self.ids), len(self.ids) + len(block_ids)
+        if num_after > len(self._array):
+            self._array = np.concatenate((self._array, np.zeros(num_after, dtype=np.int64)))
+        self._array[num_before:num_after] = block_ids
+        self.ids += block_ids
 
 
 class TextStream(Protocol):
@@ -31,7 +60,7 @@ class Sequence:
 
     token_ids      |  prompt ............ | completion ......... |
     KV in blocks   |  num_computed_tokens ......... |
-    block_ids      |  block | block | block | block ... |      held, cover at least num_computed_tokens
+    blocks         |  block | block | block | block ... |      held, cover at least num_computed_tokens
     block_keys     |  key   | key   | key   |                  of every full block of token_ids
     """
 
@@ -41,7 +70,7 @@ class Sequence:
     token_ids: list[int]
     matcher: Matcher | None
     num_computed_tokens: int = 0
-    block_ids: list[int] = field(default_factory=list)
+    blocks: BlockTable = field(default_factory=BlockTable)
     block_keys: list[bytes] = field(default_factory=list)
     slot: int | None = None
     """The adapter's slot while the sequence runs."""

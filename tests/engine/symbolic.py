@@ -93,7 +93,7 @@ class SymbolicRunner:
         cell = state.root
         for position, token in enumerate(sequence.token_ids[: chunk.start + chunk.num_tokens]):
             cell = _cell(cell, token)
-            place = (sequence.block_ids[position // BLOCK_SIZE], position % BLOCK_SIZE)
+            place = (sequence.blocks.ids[position // BLOCK_SIZE], position % BLOCK_SIZE)
             if position < chunk.start:
                 assert self._cells[place] == cell, f"block {place} does not hold what the sequence computed"
             else:

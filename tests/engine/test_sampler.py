@@ -318,9 +318,9 @@ def test_prompt_logprobs() -> None:
     logits = gen.standard_normal((9, VOCAB)).astype(np.float32)
     token_ids = gen.integers(0, VOCAB, 9).tolist()
     for k in (0, 3):
-        for got, x, token in zip(prompt_logprobs(torch.from_numpy(logits), token_ids, k), logits, token_ids, strict=True):
+        for got, x, token in zip(prompt_logprobs(torch.from_numpy(logits), token_ids, k, OPS), logits, token_ids, strict=True):
             assert_logprob(got, x, token, k)
-    assert prompt_logprobs(torch.zeros(0, VOCAB), [], 2) == []
+    assert prompt_logprobs(torch.zeros(0, VOCAB), [], 2, OPS) == []
 
 
 class CountedReads(list[int]):
