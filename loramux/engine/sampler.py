@@ -12,11 +12,11 @@ import torch
 
 from loramux.engine.logit_rules import SampleRow as SampleRow
 from loramux.engine.logit_rules import apply_rules
-from loramux.engine.noise import uniforms
+from loramux.engine.noise import uniform
 from loramux.engine.plan import SampledToken
 from loramux.engine.types import TokenLogprob
 from loramux.errors import EngineFailed, InvalidRequest
-from loramux.kernels.ops import Ops, SamplingBatch
+from loramux.kernels.ops import Ops, SamplingRow
 
 _NOT_FINITE = SampledToken(-1, error=EngineFailed("the model's logits are not finite").to_failure())
 _NONE_LEFT = SampledToken(
@@ -37,7 +37,7 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow], bitmask: torch.Tenso
         raw = logits.clone() if any(row.sampling.num_logprobs is not None for row in rows) else logits
         are_finite = [math.isfinite(peak) for peak in ops.row_peaks(logits).tolist()]
         apply_rules(logits, rows, bitmask, ops)
-    token_ids = ops.choose_tokens(logits, _batch(rows)).tolist()
+    token_ids = ops.choose_tokens(logits, [_sampling(row) for row in rows])
     without = _NONE_LEFT if has_rules else _NOT_FINITE
     sampled = [
         (SampledToken(token_id) if token_id >= 0 else without) if is_finite else _NOT_FINITE
@@ -51,21 +51,15 @@ def prompt_logprobs(logits: torch.Tensor, token_ids: Sequence[int], k: int, ops:
     return _token_logprobs(logits, token_ids, [k] * len(token_ids), ops)
 
 
-def _batch(rows: Sequence[SampleRow]) -> SamplingBatch:
-    """Where no row is drawn, there is no noise to make."""
-    params = [row.sampling for row in rows]
-    temperatures = [0.0 if each.temperature < _GREEDY_BELOW else each.temperature for each in params]
-    noise = torch.zeros(len(rows), dtype=torch.float64)
-    if any(temperatures):
-        positions = [row.num_output_tokens for row in rows]
-        noise = torch.from_numpy(uniforms([each.seed for each in params], [row.choice for row in rows], positions))
-    return SamplingBatch(
-        temperatures=torch.tensor(temperatures, dtype=torch.float32),
-        top_ks=torch.tensor([each.top_k for each in params], dtype=torch.int64),
-        top_ps=torch.tensor([each.top_p for each in params], dtype=torch.float64),
-        min_ps=torch.tensor([each.min_p for each in params], dtype=torch.float32),
-        noise=noise,
-    )
+_GREEDY = SamplingRow(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, noise=0.0)
+
+
+def _sampling(row: SampleRow) -> SamplingRow:
+    params = row.sampling
+    if params.temperature < _GREEDY_BELOW:
+        return _GREEDY
+    noise = uniform(params.seed, row.choice, row.num_output_tokens)
+    return SamplingRow(params.temperature, params.top_k, params.top_p, params.min_p, noise)
 
 
 def _with_logprobs(sampled: list[SampledToken], raw: torch.Tensor, rows: Sequence[SampleRow], ops: Ops) -> list[SampledToken]:

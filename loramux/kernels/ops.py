@@ -275,20 +275,19 @@ class LayerOps(Protocol):
         -> [T, Hq, D]"""
 
 
-@dataclass(frozen=True)
-class SamplingBatch:
-    """How each of R rows of logits is drawn from. Filled by the sampler, on the CPU."""
+class SamplingRow(NamedTuple):
+    """How a row of logits is drawn from. Filled by the sampler."""
 
-    temperatures: torch.Tensor
-    """float32 [R]; 0 is greedy, and the others are then not looked at."""
-    top_ks: torch.Tensor
-    """int64 [R]; 0 keeps every token."""
-    top_ps: torch.Tensor
-    """float64 [R]; 1 keeps every token."""
-    min_ps: torch.Tensor
-    """float32 [R], at most 1; 0 keeps every token."""
-    noise: torch.Tensor
-    """float64 [R] in [0, 1): how much of what is kept comes before the token."""
+    temperature: float
+    """0 is greedy, and the others are then not looked at. As float32."""
+    top_k: int
+    """0 keeps every token."""
+    top_p: float
+    """1 keeps every token. As float64."""
+    min_p: float
+    """At most 1; 0 keeps every token. As float32."""
+    noise: float
+    """In [0, 1): how much of what is kept comes before the token. As float64."""
 
 
 class LogprobRows(NamedTuple):
@@ -324,8 +323,8 @@ class Ops(Protocol):
     def row_peaks(self, logits: torch.Tensor) -> torch.Tensor:
         """The largest of each row, NaN where it has one. logits float32 [R, V] -> float32 [R]"""
 
-    def choose_tokens(self, logits: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
-        """A token for each row, -1 where no logit is finite or one is NaN or +inf. logits float32 [R, V] -> int64 [R] on the CPU.
+    def choose_tokens(self, logits: torch.Tensor, sampling: Sequence[SamplingRow]) -> list[int]:
+        """A token for each row, -1 where no logit is finite or one is NaN or +inf. logits float32 [R, V]; sampling [R] -> [R]
 
         Drawn by temperature, then min_p, top_k and top_p, each of what the one before left; of equal logits at an edge all are kept.
         Greedy is the first of the most likely. No row depends on another.

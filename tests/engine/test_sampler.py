@@ -18,7 +18,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from loramux.engine.noise import uniforms
+from loramux.engine.noise import uniform
 from loramux.engine.plan import SampledToken
 from loramux.engine.sampler import SampleRow, prompt_logprobs, sample
 from loramux.engine.types import SamplingParams, TokenLogprob
@@ -147,7 +147,7 @@ def assert_row(each: SampleRow, raw: np.ndarray, x: np.ndarray, got: SampledToke
     if each.sampling.temperature == 0:
         assert x[got.token_id] >= x.max() - 1e-4
     else:
-        u = uniforms([each.sampling.seed], [each.choice], [len(each.output_token_ids)])[0]
+        u = uniform(each.sampling.seed, each.choice, len(each.output_token_ids))
         assert_drawn_from(kept(x, each.sampling), got.token_id, u)
     if each.sampling.num_logprobs is None:
         assert got.logprob is None
@@ -194,7 +194,7 @@ def test_distribution_is_that_of_transformers(processors: list[LogitsProcessor],
     ids = torch.randint(0, 4000, (num_rows, 50))
     expected = LogitsProcessorList(processors)(ids, logits.clone()).double().softmax(dim=1).numpy()
     rows = [row(seed=3, choice=i, prompt=tuple(each[:40]), output=tuple(each[40:]), **sampling) for i, each in enumerate(ids.tolist())]
-    noise = uniforms([3] * num_rows, range(num_rows), [10] * num_rows)
+    noise = [uniform(3, choice, 10) for choice in range(num_rows)]
     for p, got, u in zip(expected, sample(logits, rows, None, OPS), noise, strict=True):
         assert_drawn_from(p, got.token_id, u)
 
@@ -204,7 +204,7 @@ def test_nucleus_wider_than_the_first_guess() -> None:
     num = 120
     logits = np.random.default_rng(6).standard_normal((num, 3000)) * np.tile([0.01, 8.0, 1.0], num // 3)[:, None]
     rows = [row(seed=9, choice=i, top_p=(0.9, 0.99, 0.3)[i % 9 // 3], top_k=(0, 0, 900, 1500)[i % 4]) for i in range(num)]
-    noise = uniforms([9] * num, range(num), [0] * num)
+    noise = [uniform(9, choice, 0) for choice in range(num)]
     for x, each, got, u in zip(logits, rows, run(logits, rows), noise, strict=True):
         assert_drawn_from(kept(x, each.sampling), got.token_id, u)
 
@@ -231,7 +231,7 @@ def test_noise_at_its_ends_gives_a_possible_token(monkeypatch: pytest.MonkeyPatc
     logits = np.full((2, VOCAB), -np.inf)
     logits[:, [3, 50]] = [1.0, 2.0]
     for u, token in ((0.0, 3), (1 - 2**-53, 50)):
-        monkeypatch.setattr("loramux.engine.sampler.uniforms", lambda *_, u=u: np.full(2, u))
+        monkeypatch.setattr("loramux.engine.sampler.uniform", lambda *_, u=u: u)
         assert [got.token_id for got in run(logits, [row(), row(top_p=0.99)])] == [token, token]
 
 

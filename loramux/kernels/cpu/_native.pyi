@@ -29,19 +29,14 @@ def choose_tokens(
     logits: int,
     num_rows: int,
     vocab_size: int,
-    temperatures: int,
-    top_ks: int,
-    top_ps: int,
-    min_ps: int,
-    noise: int,
-    token_ids: int,
+    sampling: Sequence[tuple[float, int, float, float, float]],
     isa: Isa,
     num_threads: int,
     /,
-) -> None:
-    """token_ids int64 [num_rows] gets what is drawn from logits float32 [num_rows, vocab_size], -1 where a row has no finite peak or NaN.
+) -> list[int]:
+    """What is drawn from each row of logits float32 [num_rows, vocab_size], -1 where it has no finite peak or NaN.
 
-    temperatures, min_ps float32, top_ks int64, top_ps, noise float64, all [num_rows].
+    sampling [num_rows]: (temperature, top_k, top_p, min_p, noise). Raises ValueError for another number of rows.
     """
 
 def token_logprobs(

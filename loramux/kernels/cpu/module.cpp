@@ -86,6 +86,14 @@ static void bind_lora_plan(nb::module_& m) {
             nb::call_guard<nb::gil_scoped_release>());
 }
 
+using SamplingTuple = std::tuple<float, int64_t, double, float, double>;
+
+static std::vector<loramux::SamplingRow> as_sampling(const std::vector<SamplingTuple>& tuples) {
+    std::vector<loramux::SamplingRow> rows;
+    for (const auto& [temperature, top_k, top_p, min_p, noise] : tuples) rows.push_back({temperature, top_k, top_p, min_p, noise});
+    return rows;
+}
+
 static void bind_sampling(nb::module_& m) {
     using namespace loramux;
 
@@ -96,16 +104,12 @@ static void bind_sampling(nb::module_& m) {
         },
         nb::call_guard<nb::gil_scoped_release>());
 
-    m.def(
-        "choose_tokens",
-        [](uintptr_t logits, int64_t num_rows, int64_t vocab_size, uintptr_t temperatures, uintptr_t top_ks, uintptr_t top_ps,
-           uintptr_t min_ps, uintptr_t noise, uintptr_t token_ids, Isa isa, int num_threads) {
-            choose_tokens({pointer<float>(logits), num_rows, vocab_size},
-                          {pointer<float>(temperatures), pointer<int64_t>(top_ks), pointer<double>(top_ps), pointer<float>(min_ps),
-                           pointer<double>(noise)},
-                          pointer<int64_t>(token_ids), isa, num_threads);
-        },
-        nb::call_guard<nb::gil_scoped_release>());
+    m.def("choose_tokens", [](uintptr_t logits, int64_t num_rows, int64_t vocab_size, const std::vector<SamplingTuple>& sampling, Isa isa,
+                              int num_threads) {
+        const auto rows = as_sampling(sampling);
+        nb::gil_scoped_release released;
+        return choose_tokens({pointer<float>(logits), num_rows, vocab_size}, rows, isa, num_threads);
+    });
 
     m.def(
         "token_logprobs",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from loramux.kernels.cpu import _native
@@ -9,7 +11,7 @@ from loramux.kernels.cpu.dtypes import DTYPES
 from loramux.kernels.cpu.linear import linear
 from loramux.kernels.cpu.lora import CpuLoraSlots
 from loramux.kernels.cpu.sampling import choose_tokens, row_peaks, token_logprobs
-from loramux.kernels.ops import LogprobRows, LoraLimits, LoraShape, LoraSlots, SamplingBatch
+from loramux.kernels.ops import LogprobRows, LoraLimits, LoraShape, LoraSlots, SamplingRow
 from loramux.kernels.reference.ops import ReferenceOps
 
 
@@ -48,7 +50,7 @@ class CpuOps(ReferenceOps):
     def row_peaks(self, logits: torch.Tensor) -> torch.Tensor:
         return row_peaks(logits, self.isa)
 
-    def choose_tokens(self, logits: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
+    def choose_tokens(self, logits: torch.Tensor, sampling: Sequence[SamplingRow]) -> list[int]:
         return choose_tokens(logits, sampling, self.isa)
 
     def token_logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, k: int) -> LogprobRows:

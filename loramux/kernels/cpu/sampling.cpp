@@ -90,14 +90,14 @@ class Row {
         return std::find(logits_ + block * SAMPLING_BLOCK, logits_ + size_, peak_) - logits_;
     }
 
-    int64_t draw(float temperature, int64_t top_k, double top_p, float min_p, double noise) {
-        weigh_at(temperature, min_p);
-        const bool has_k = top_k > 0 && top_k < size_, has_p = top_p < 1;
-        if (!has_k && !has_p) return draw_any(noise);
-        if (has_k) keep_most_likely(top_k);
-        if (has_k && has_p) keep_nucleus(wanted(total(weights_, num_kept_), top_p));
-        if (!has_k) keep_nucleus_of_all(top_p);
-        return draw_kept(noise);
+    int64_t draw(const SamplingRow& row) {
+        weigh_at(row.temperature, row.min_p);
+        const bool has_k = row.top_k > 0 && row.top_k < size_, has_p = row.top_p < 1;
+        if (!has_k && !has_p) return draw_any(row.noise);
+        if (has_k) keep_most_likely(row.top_k);
+        if (has_k && has_p) keep_nucleus(wanted(total(weights_, num_kept_), row.top_p));
+        if (!has_k) keep_nucleus_of_all(row.top_p);
+        return draw_kept(row.noise);
     }
 
     // log of the sum of e^logit
@@ -288,15 +288,18 @@ void row_peaks(const LogitRows& rows, float* peaks, Isa isa, int num_threads) {
     for (int64_t i = 0; i < rows.num_rows; ++i) peaks[i] = kernel.peak(rows.logits + i * rows.vocab_size, rows.vocab_size, nullptr);
 }
 
-void choose_tokens(const LogitRows& rows, const SamplingRows& sampling, int64_t* token_ids, Isa isa, int num_threads) {
+std::vector<int64_t> choose_tokens(const LogitRows& rows, const std::vector<SamplingRow>& sampling, Isa isa, int num_threads) {
+    if (static_cast<int64_t>(sampling.size()) != rows.num_rows) throw std::invalid_argument("as many rows of logits as are sampled");
+    std::vector<int64_t> token_ids(rows.num_rows);
     for_each_row(rows, isa, num_threads, [&](Row& row, int64_t i) {
         if (!row.read(rows.logits + i * rows.vocab_size))
             token_ids[i] = -1;
-        else if (sampling.temperatures[i] == 0)
+        else if (sampling[i].temperature == 0)
             token_ids[i] = row.most_likely();
         else
-            token_ids[i] = row.draw(sampling.temperatures[i], sampling.top_ks[i], sampling.top_ps[i], sampling.min_ps[i], sampling.noise[i]);
+            token_ids[i] = row.draw(sampling[i]);
     });
+    return token_ids;
 }
 
 void token_logprobs(const LogitRows& rows, const int64_t* token_ids, const Logprobs& logprobs, Isa isa, int num_threads) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "isa.h"
 
@@ -15,20 +16,20 @@ struct LogitRows {
     int64_t vocab_size;
 };
 
-// How each row is drawn from, one element per row.
-struct SamplingRows {
-    const float* temperatures;  // 0 is greedy
-    const int64_t* top_ks;      // 0 keeps every token
-    const double* top_ps;
-    const float* min_ps;
-    const double* noise;  // in [0, 1)
+// How a row is drawn from.
+struct SamplingRow {
+    float temperature;  // 0 is greedy
+    int64_t top_k;      // 0 keeps every token
+    double top_p;
+    float min_p;
+    double noise;  // in [0, 1)
 };
 
 // The largest logit of each row, NaN where it has one. peaks [num_rows]
 void row_peaks(const LogitRows& rows, float* peaks, Isa isa, int num_threads);
 
-// token_ids [num_rows] gets -1 where no logit is finite or one is NaN or +inf.
-void choose_tokens(const LogitRows& rows, const SamplingRows& sampling, int64_t* token_ids, Isa isa, int num_threads);
+// A token of each row, -1 where no logit is finite or one is NaN or +inf. Throws std::invalid_argument for another number of rows.
+std::vector<int64_t> choose_tokens(const LogitRows& rows, const std::vector<SamplingRow>& sampling, Isa isa, int num_threads);
 
 // What is reported of each row.
 struct Logprobs {

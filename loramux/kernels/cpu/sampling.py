@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from loramux.kernels.cpu import _native
 from loramux.kernels.cpu.addresses import address, contiguous_address
-from loramux.kernels.ops import LogprobRows, SamplingBatch
+from loramux.kernels.ops import LogprobRows, SamplingRow
 
 
 def row_peaks(logits: torch.Tensor, isa: _native.Isa) -> torch.Tensor:
@@ -16,22 +18,10 @@ def row_peaks(logits: torch.Tensor, isa: _native.Isa) -> torch.Tensor:
     return peaks
 
 
-def choose_tokens(logits: torch.Tensor, sampling: SamplingBatch, isa: _native.Isa) -> torch.Tensor:
-    """As `Ops.choose_tokens`; logits contiguous, on the CPU. Raises ValueError for any other layout, and for fields that don't fit."""
+def choose_tokens(logits: torch.Tensor, sampling: Sequence[SamplingRow], isa: _native.Isa) -> list[int]:
+    """As `Ops.choose_tokens`; logits contiguous, on the CPU. Raises ValueError for any other layout, and for another number of rows."""
     rows = _rows(logits)
-    token_ids = torch.empty(len(logits), dtype=torch.int64)
-    _native.choose_tokens(
-        *rows,
-        address(sampling.temperatures, torch.float32, (rows[1],)),
-        address(sampling.top_ks, torch.int64, (rows[1],)),
-        address(sampling.top_ps, torch.float64, (rows[1],)),
-        address(sampling.min_ps, torch.float32, (rows[1],)),
-        address(sampling.noise, torch.float64, (rows[1],)),
-        token_ids.data_ptr(),
-        isa,
-        torch.get_num_threads(),
-    )
-    return token_ids
+    return _native.choose_tokens(*rows, sampling, isa, torch.get_num_threads())
 
 
 def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, k: int, isa: _native.Isa) -> LogprobRows:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from loramux.kernels.ops import (
@@ -13,7 +15,7 @@ from loramux.kernels.ops import (
     LoraLimits,
     LoraShape,
     LoraSlots,
-    SamplingBatch,
+    SamplingRow,
 )
 from loramux.kernels.reference.apply_bitmask import apply_bitmask
 from loramux.kernels.reference.decoder import TorchDecoder
@@ -73,7 +75,7 @@ class ReferenceOps:
     def row_peaks(self, logits: torch.Tensor) -> torch.Tensor:
         return row_peaks(logits)
 
-    def choose_tokens(self, logits: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
+    def choose_tokens(self, logits: torch.Tensor, sampling: Sequence[SamplingRow]) -> list[int]:
         return choose_tokens(logits, sampling)
 
     def token_logprobs(self, logits: torch.Tensor, token_ids: torch.Tensor, k: int) -> LogprobRows:

@@ -7,9 +7,12 @@ is float32 arithmetic in the order written here, which every implementation foll
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 
-from loramux.kernels.ops import LogprobRows, SamplingBatch
+from loramux.kernels.ops import LogprobRows, SamplingRow
 
 _WEIGHT_SCALE = 2.0**40
 _LOWEST = -29.0
@@ -24,15 +27,15 @@ def row_peaks(logits: torch.Tensor) -> torch.Tensor:
     return logits.amax(dim=1)
 
 
-def choose_tokens(logits: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
-    """logits float32 [R, V] -> int64 [R] on the CPU, as `Ops.choose_tokens` says."""
-    greedy = (sampling.temperatures == 0).to(logits.device)
+def choose_tokens(logits: torch.Tensor, sampling: Sequence[SamplingRow]) -> list[int]:
+    """logits float32 [R, V] -> [R], as `Ops.choose_tokens` says."""
     usable = row_peaks(logits).isfinite()
     token_ids = torch.where(usable, logits.argmax(dim=1), -1)
-    drawn = (usable & ~greedy).nonzero().squeeze(1)
+    is_drawn = torch.tensor([row.temperature > 0 for row in sampling], device=logits.device)
+    drawn = (usable & is_drawn).nonzero().squeeze(1)
     if len(drawn):
-        token_ids[drawn] = _draw(logits[drawn], _rows_of(sampling, drawn))
-    return token_ids.cpu()
+        token_ids[drawn] = _draw(logits[drawn], _columns([sampling[index] for index in drawn.tolist()], logits.device))
+    return token_ids.tolist()
 
 
 def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, k: int) -> LogprobRows:
@@ -44,13 +47,23 @@ def token_logprobs(logits: torch.Tensor, token_ids: torch.Tensor, k: int) -> Log
     return LogprobRows((raw - norms).squeeze(1).cpu(), ranks.cpu(), ids[:, :k].cpu(), (best[:, :k] - norms).cpu())
 
 
-def _rows_of(sampling: SamplingBatch, rows: torch.Tensor) -> SamplingBatch:
-    """On the device of `rows`, each a column."""
-    fields = (sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps, sampling.noise)
-    return SamplingBatch(*(field.to(rows.device)[rows].unsqueeze(1) for field in fields))
+class _Columns(NamedTuple):
+    """Of `SamplingRow`s, each [S, 1]."""
+
+    temperatures: torch.Tensor
+    top_ks: torch.Tensor
+    top_ps: torch.Tensor
+    min_ps: torch.Tensor
+    noise: torch.Tensor
 
 
-def _draw(logits: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
+def _columns(rows: Sequence[SamplingRow], device: torch.device) -> _Columns:
+    dtypes = (torch.float32, torch.int64, torch.float64, torch.float32, torch.float64)
+    columns = zip(zip(*rows, strict=True), dtypes, strict=True)
+    return _Columns(*(torch.tensor(column, dtype=dtype, device=device).unsqueeze(1) for column, dtype in columns))
+
+
+def _draw(logits: torch.Tensor, sampling: _Columns) -> torch.Tensor:
     """Invert the cumulative distribution of what is kept at each row's noise. Every row has a finite peak. -> int64 [S]"""
     weights = _weights(logits, sampling)
     if bool(((sampling.top_ks > 0) | (sampling.top_ps < 1)).any()):
@@ -61,7 +74,7 @@ def _draw(logits: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
     return torch.searchsorted(cumulative, targets, right=True).squeeze(1)
 
 
-def _weights(logits: torch.Tensor, sampling: SamplingBatch) -> torch.Tensor:
+def _weights(logits: torch.Tensor, sampling: _Columns) -> torch.Tensor:
     """0 where the power of e is less than min_p: relative to the most likely token, whose power is 1. -> int64 [S, V]"""
     x = (logits - logits.amax(dim=1, keepdim=True)) * (1 / sampling.temperatures)
     powers = _power(x.clamp(min=_LOWEST))
@@ -79,7 +92,7 @@ def _power(x: torch.Tensor) -> torch.Tensor:
     return (p + 1) * ((n.int() + 127) << 23).view(torch.float32)
 
 
-def _keep_ranked(weights: torch.Tensor, logits: torch.Tensor, sampling: SamplingBatch) -> None:
+def _keep_ranked(weights: torch.Tensor, logits: torch.Tensor, sampling: _Columns) -> None:
     """Set to 0 what top_k and then top_p drop. A token is kept by its logit, with all its equals."""
     vocab_size = logits.shape[1]
     ranked, order = logits.sort(dim=1, descending=True)

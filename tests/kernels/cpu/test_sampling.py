@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from loramux.kernels.ops import SamplingBatch
+from loramux.kernels.ops import SamplingRow
 from loramux.kernels.reference.sampling import choose_tokens, row_peaks, token_logprobs
 
 _native = pytest.importorskip("loramux.kernels.cpu._native", reason="the native kernels are not built", exc_type=ImportError)
@@ -31,17 +32,18 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-def random_batch(generator: torch.Generator, num_rows: int) -> SamplingBatch:
-    def one_of(*values: float, dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype)[torch.randint(0, len(values), (num_rows,), generator=generator)]
-
-    return SamplingBatch(
-        temperatures=one_of(0, 1e-4, 0.3, 0.8, 1, 1.7, 30, dtype=torch.float32),
-        top_ks=one_of(0, 0, 1, 2, 50, 1000, 10**6, dtype=torch.int64),
-        top_ps=one_of(1, 1, 0, 0.01, 0.5, 0.95, 0.999999, dtype=torch.float64),
-        min_ps=one_of(0, 0, 0.01, 0.2, 1, dtype=torch.float32),
-        noise=torch.rand(num_rows, dtype=torch.float64, generator=generator),
-    )
+def random_rows(seed: int, num_rows: int) -> list[SamplingRow]:
+    rng = random.Random(seed)
+    return [
+        SamplingRow(
+            temperature=rng.choice([0.0, 1e-4, 0.3, 0.8, 1.0, 1.7, 30.0]),
+            top_k=rng.choice([0, 0, 1, 2, 50, 1000, 10**6]),
+            top_p=rng.choice([1.0, 1.0, 0.0, 0.01, 0.5, 0.95, 0.999999]),
+            min_p=rng.choice([0.0, 0.0, 0.01, 0.2, 1.0]),
+            noise=rng.random(),
+        )
+        for _ in range(num_rows)
+    ]
 
 
 def random_logits(generator: torch.Generator, num_rows: int, vocab_size: int) -> torch.Tensor:
@@ -58,9 +60,9 @@ def test_tokens_equal_the_reference(ops: CpuOps, num_threads: int, vocab_size: i
     seed = vocab_size * 10 + num_threads
     print(f"seed {seed}")
     generator = torch.Generator().manual_seed(seed)
-    logits, sampling = random_logits(generator, 60, vocab_size), random_batch(generator, 60)
+    logits, sampling = random_logits(generator, 60, vocab_size), random_rows(seed, 60)
     before = logits.clone()
-    assert ops.choose_tokens(logits, sampling).tolist() == choose_tokens(logits, sampling).tolist()
+    assert ops.choose_tokens(logits, sampling) == choose_tokens(logits, sampling)
     assert torch.equal(logits, before)
 
 
@@ -74,12 +76,9 @@ def test_a_row_without_a_choice_is_told(ops: CpuOps, vocab_size: int) -> None:
             logits[3] = -inf
             logits[5] = -inf
             logits[5, place] = -1e30
-            some = torch.full((7,), temperature)
-            sampling = SamplingBatch(
-                some, torch.zeros(7, dtype=torch.int64), torch.ones(7).double(), torch.zeros(7), torch.zeros(7).double()
-            )
-            assert ops.choose_tokens(logits, sampling).tolist() == [-1, -1, -1, -1, 0, place, 0]
-            assert choose_tokens(logits, sampling).tolist() == [-1, -1, -1, -1, 0, place, 0]
+            sampling = [SamplingRow(temperature, 0, 1.0, 0.0, 0.0)] * 7
+            assert ops.choose_tokens(logits, sampling) == [-1, -1, -1, -1, 0, place, 0]
+            assert choose_tokens(logits, sampling) == [-1, -1, -1, -1, 0, place, 0]
             peaks, expected = ops.row_peaks(logits), row_peaks(logits)
             assert torch.equal(peaks.isnan(), expected.isnan())
             assert torch.equal(peaks.nan_to_num(), expected.nan_to_num())
@@ -104,7 +103,7 @@ def test_logprobs_equal_torch(ops: CpuOps, num_threads: int, vocab_size: int) ->
 
 def test_arguments_are_checked(ops: CpuOps) -> None:
     logits = torch.zeros(4, 40)
-    sampling = random_batch(torch.Generator().manual_seed(1), 4)
+    sampling = random_rows(1, 4)
     for wrong in (logits.double(), logits[:, ::2], torch.zeros(40, 4).T):
         with pytest.raises(ValueError):
             ops.choose_tokens(wrong, sampling)
