@@ -218,6 +218,8 @@ class _StopStrings:
 
     def push(self, text: str, *, may_stop: bool) -> str:
         """The text that no stop string can begin in; all before the first stop string once one is complete, if one may be."""
+        if not self._stops:
+            return text
         held = self._held + text
         for position, character in enumerate(text, start=len(self._held) + 1):
             self._advance(character, may_stop)

@@ -6,7 +6,6 @@ A token the constraint forbids is at -inf, and every later rule leaves -inf as i
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,8 +18,7 @@ from loramux.kernels.ops import Ops
 _FORBIDDEN = float("-inf")
 
 
-@dataclass(frozen=True, slots=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """Whose logits a row holds. Filled by the runner."""
 
     sampling: SamplingParams
@@ -28,7 +26,7 @@ class SampleRow:
     token_ids: Sequence[int]
     """Prompt and output so far: the sequence's own list, not a copy, for no longer than the step."""
     num_prompt_tokens: int
-    stop_ids: tuple[int, ...]
+    stop_ids: frozenset[int]
     """Tokens that end the sequence, end-of-sequence included; not chosen before `min_tokens`."""
     mask_row: int | None
     """Row of the bitmask, where the sequence is constrained."""
@@ -49,7 +47,7 @@ class SampleRow:
 
     @property
     def below_min_tokens(self) -> bool:
-        return self.num_output_tokens < self.sampling.min_tokens
+        return self.sampling.min_tokens > 0 and self.num_output_tokens < self.sampling.min_tokens
 
     @property
     def is_penalised(self) -> bool:
@@ -130,7 +128,7 @@ def _forbid_bad_words(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
 
 def _forbid_stops(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:
     """Forbid stop ids below min_tokens; a constrained row keeps them where nothing else is left, because its grammar has ended."""
-    early = [(index, row.stop_ids, _FORBIDDEN) for index, row in enumerate(rows) if row.below_min_tokens and row.stop_ids]
+    early = [(index, list(row.stop_ids), _FORBIDDEN) for index, row in enumerate(rows) if row.below_min_tokens and row.stop_ids]
     if not early:
         return
     cells = _cells(early, logits)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from loramux.engine.model.decoder import DecoderModel
 from loramux.engine.plan import Chunk, SampledToken, StepPlan, StepResult
 from loramux.engine.prefix import BLOCK_SIZE
 from loramux.engine.sampler import SampleRow, prompt_logprobs, sample
+from loramux.engine.sequence import Sequence
 from loramux.engine.types import TokenLogprob
 from loramux.kernels.ops import AttentionBatch, LoraSlots, Ops, StepLora
 from loramux.lora.batch import picked_rows, slot_rows
@@ -22,13 +22,15 @@ from loramux.lora.types import LoraSegment
 
 @dataclass(frozen=True)
 class _Batch:
-    """Tensors of one step, rows in the order of `chunks`: base requests first, then slot by slot, so that one adapter's rows adjoin."""
+    """One step's rows, in the order of `chunks`: base requests first, then slot by slot, so that one adapter's rows adjoin."""
 
     chunks: list[Chunk]
     token_ids: torch.Tensor
     positions: torch.Tensor
     attention: AttentionBatch
     segments: list[LoraSegment]
+    logit_rows: list[int]
+    """Of every token of a chunk that wants its prompt's log-probabilities, else of the last where the chunk samples."""
 
 
 class ModelRunner:
@@ -49,15 +51,13 @@ class ModelRunner:
     def run(self, plan: StepPlan) -> StepResult:
         """One forward over the plan's chunks, and a token for each chunk that samples."""
         batch = _build_batch(plan)
-        rows = [list(_logit_rows(chunk, start)) for chunk, start in zip(batch.chunks, batch.attention.query_starts, strict=False)]
-        logit_rows = [row for chunk_rows in rows for row in chunk_rows]
-        lora = self._lora(batch.segments, logit_rows)
-        wanted = torch.tensor(logit_rows, dtype=torch.int64)
+        lora = self._lora(batch.segments, batch.logit_rows)
+        logit_rows = torch.tensor(batch.logit_rows, dtype=torch.int64)
         masks = self._start_masks(plan)  # last, for the filler wants the interpreter as well
-        logits = self._model.forward(batch.token_ids, batch.positions, self._kv, batch.attention, lora, wanted)
+        logits = self._model.forward(batch.token_ids, batch.positions, self._kv, batch.attention, lora, logit_rows)
         if masks is not None:
             masks.result()
-        return self._collect(plan, batch, logits, [len(chunk_rows) for chunk_rows in rows])
+        return self._collect(plan, batch, logits)
 
     def _lora(self, segments: list[LoraSegment], logit_rows: list[int]) -> StepLora | None:
         """None for a step of base requests alone, which then costs what it would without adapters."""
@@ -75,46 +75,60 @@ class ModelRunner:
             assert chunk.sequence.matcher is not None and chunk.mask_row is not None
             chunk.sequence.matcher.fill(self._bitmask, chunk.mask_row)
 
-    def _collect(self, plan: StepPlan, batch: _Batch, logits: torch.Tensor, num_rows: list[int]) -> StepResult:
+    def _collect(self, plan: StepPlan, batch: _Batch, logits: torch.Tensor) -> StepResult:
         """Sort the logits' rows into prompt log-probabilities and samples, and the answers into the plan's order."""
-        from_prompt: dict[Chunk, list[TokenLogprob]] = {}
-        sampling: list[Chunk] = []
+        from_prompt: dict[Sequence, list[TokenLogprob]] = {}
+        sampling: dict[Sequence, SampleRow] = {}
         sampling_rows: list[int] = []
         row = 0
-        for chunk, num in zip(batch.chunks, num_rows, strict=True):
+        for chunk in batch.chunks:
             if chunk.wants_prompt_logprobs:
-                from_prompt[chunk] = _prompt_logprobs(chunk, logits[row : row + num], self._ops)
-            row += num
+                from_prompt[chunk.sequence] = _prompt_logprobs(chunk, logits[row : row + chunk.num_tokens], self._ops)
+                row += chunk.num_tokens - chunk.samples
             if chunk.samples:
-                sampling.append(chunk)
-                sampling_rows.append(row - 1)
+                sampling[chunk.sequence] = _sample_row(chunk)
+                sampling_rows.append(row)
+                row += 1
         picked = logits if len(sampling_rows) == len(logits) else logits[torch.tensor(sampling_rows, dtype=torch.int64)]
         bitmask = self._bitmask[: plan.num_mask_rows] if plan.num_mask_rows else None
-        tokens = sample(picked, [_sample_row(chunk) for chunk in sampling], bitmask, self._ops) if sampling else []
-        sampled: dict[Chunk, SampledToken] = dict(zip(sampling, tokens, strict=True))
-        return StepResult([sampled.get(chunk) for chunk in plan.chunks], [from_prompt.get(chunk, []) for chunk in plan.chunks])
+        tokens = sample(picked, list(sampling.values()), bitmask, self._ops) if sampling else []
+        sampled: dict[Sequence, SampledToken] = dict(zip(sampling, tokens, strict=True))
+        return StepResult(
+            [sampled.get(chunk.sequence) for chunk in plan.chunks], [from_prompt.get(chunk.sequence, []) for chunk in plan.chunks]
+        )
 
 
 def _build_batch(plan: StepPlan) -> _Batch:
-    chunks = sorted(plan.chunks, key=lambda chunk: -1 if chunk.sequence.slot is None else chunk.sequence.slot)
-    num_tokens = [chunk.num_tokens for chunk in chunks]
-    starts = [0, *itertools.accumulate(num_tokens)]
-    owners = np.repeat(np.arange(len(chunks)), num_tokens)
-    firsts = np.array([chunk.start - start for chunk, start in zip(chunks, starts, strict=False)])
-    positions = firsts[owners] + np.arange(starts[-1])
+    """In lists, which become tensors at the end: of 16 single tokens, a list costs a tenth of the numpy calls that would make it."""
+    chunks = sorted(plan.chunks, key=_slot_order)
     tables = np.zeros((len(chunks), max(len(chunk.sequence.blocks) for chunk in chunks)), dtype=np.int64)
     token_ids: list[int] = []
-    for row, chunk in zip(tables, chunks, strict=True):
-        sequence = chunk.sequence
-        row[: len(sequence.blocks)] = sequence.blocks.array
-        token_ids += sequence.token_ids[chunk.start : chunk.start + chunk.num_tokens]
+    positions: list[int] = []
+    kv_slots: list[int] = []
+    logit_rows: list[int] = []
+    starts = [0]
+    for table, chunk in zip(tables, chunks, strict=True):
+        sequence, end = chunk.sequence, chunk.start + chunk.num_tokens
+        table[: len(sequence.blocks)] = sequence.blocks.array
+        token_ids += sequence.token_ids[chunk.start : end]
+        positions += range(chunk.start, end)
+        for index in range(chunk.start // BLOCK_SIZE, -(-end // BLOCK_SIZE)):
+            first = (sequence.blocks.ids[index] - index) * BLOCK_SIZE
+            kv_slots += range(first + max(chunk.start, index * BLOCK_SIZE), first + min(end, (index + 1) * BLOCK_SIZE))
+        starts.append(starts[-1] + chunk.num_tokens)
+        logit_rows += range(starts[-2] if chunk.wants_prompt_logprobs else starts[-1] - chunk.samples, starts[-1])
     attention = AttentionBatch(
         query_starts=tuple(starts),
-        context_lens=tuple(chunk.start + chunk.num_tokens for chunk in chunks),
+        context_lens=tuple([chunk.start + chunk.num_tokens for chunk in chunks]),
         block_tables=torch.from_numpy(tables),
-        kv_slots=torch.from_numpy(tables[owners, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE),
+        kv_slots=torch.tensor(kv_slots),
     )
-    return _Batch(chunks, torch.tensor(token_ids), torch.from_numpy(positions), attention, list(_segments(chunks, starts)))
+    return _Batch(chunks, torch.tensor(token_ids), torch.tensor(positions), attention, list(_segments(chunks, starts)), logit_rows)
+
+
+def _slot_order(chunk: Chunk) -> int:
+    slot = chunk.sequence.slot
+    return -1 if slot is None else slot
 
 
 def _segments(chunks: list[Chunk], starts: list[int]) -> Iterator[LoraSegment]:
@@ -127,13 +141,6 @@ def _segments(chunks: list[Chunk], starts: list[int]) -> Iterator[LoraSegment]:
             if adapter is not None and slot is not None:
                 yield LoraSegment(starts[begin], starts[index + 1], slot, chunk.sequence.pages, adapter)
             begin = index + 1
-
-
-def _logit_rows(chunk: Chunk, start: int) -> range:
-    """Rows of the batch whose logits are wanted: all of them for prompt log-probabilities, else the last where it samples."""
-    if chunk.wants_prompt_logprobs:
-        return range(start, start + chunk.num_tokens)
-    return range(start + chunk.num_tokens - int(chunk.samples), start + chunk.num_tokens)
 
 
 def _prompt_logprobs(chunk: Chunk, logits: torch.Tensor, ops: Ops) -> list[TokenLogprob]:
@@ -150,6 +157,6 @@ def _sample_row(chunk: Chunk) -> SampleRow:
         choice=sequence.index,
         token_ids=sequence.token_ids,
         num_prompt_tokens=len(request.prompt_token_ids),
-        stop_ids=tuple(sequence.request.stop_ids),
+        stop_ids=sequence.request.stop_ids,
         mask_row=chunk.mask_row,
     )

@@ -38,7 +38,9 @@ def row(
     seed: int = 0,
     **sampling: object,
 ) -> SampleRow:
-    return SampleRow(SamplingParams(max_tokens=9, seed=seed, **sampling), choice, [*prompt, *output], len(prompt), stop_ids, mask_row)
+    return SampleRow(
+        SamplingParams(max_tokens=9, seed=seed, **sampling), choice, [*prompt, *output], len(prompt), frozenset(stop_ids), mask_row
+    )
 
 
 def pack(allowed: np.ndarray) -> torch.Tensor:
@@ -343,7 +345,7 @@ def test_a_row_without_counting_rules_reads_no_more_than_its_bad_words() -> None
     sampling = SamplingParams(max_tokens=9, seed=0, temperature=0.0, min_tokens=3, bad_words=((7, 8, 2), (8, 7, 3)))
     logits = np.zeros((1, VOCAB), dtype=np.float32)
     logits[0, [1, 2, 3]] = 1.0, 3.0, 2.0
-    rows = [SampleRow(sampling, 0, token_ids, 10_000, (1,), None)]
+    rows = [SampleRow(sampling, 0, token_ids, 10_000, frozenset({1}), None)]
     assert [each.token_id for each in run(logits, rows)] == [3]
     assert token_ids.num_read == 4
 

@@ -15,7 +15,7 @@ import torch
 from loramux.engine.checkpoint import open_checkpoint
 from loramux.engine.model.decoder import DecoderModel
 from loramux.engine.model.load import load_model
-from loramux.kernels.ops import AttentionBatch, LoraLimits, LoraSlots, StepLora
+from loramux.kernels.ops import AttentionBatch, LoraLimits, LoraSlots, Ops, StepLora
 from loramux.kernels.select import select_ops
 from loramux.lora.batch import picked_rows, slot_rows
 from loramux.lora.types import HostAdapter, LoraSegment
@@ -96,8 +96,8 @@ class Harness:
         return StepLora(self.slots.plan(rows), self.slots.plan(picked_rows(rows, logit_rows))) if rows else None
 
 
-def open_model(model: Path, cache_dir: Path, dtype: str = "float32") -> DecoderModel:
-    return load_model(open_checkpoint(str(model), cache_dir), "cpu", dtype, select_ops("cpu"))
+def open_model(model: Path, cache_dir: Path, dtype: str = "float32", ops: Ops | None = None) -> DecoderModel:
+    return load_model(open_checkpoint(str(model), cache_dir), "cpu", dtype, ops or select_ops("cpu"))
 
 
 def lora_slots(model: DecoderModel) -> LoraSlots:

@@ -1,5 +1,5 @@
-"""The C++ extension built from `module.cpp`. Tensors are passed as addresses (`Tensor.data_ptr()`) and sizes, unchecked: go through
-`ops.py` and `lora.py`. Every function that computes releases the interpreter lock.
+"""The C++ extension built from `module.cpp`. Tensors are passed as addresses (`Tensor.data_ptr()`) and sizes, unchecked: go through the
+modules beside. Every function that computes releases the interpreter lock.
 """
 
 from collections.abc import Sequence
@@ -103,3 +103,103 @@ class LoraPlan:
 
         Raises ValueError, before anything is written, where one does not fit or a token is not in the vocabulary.
         """
+
+INPUT_ALIGN: int
+"""Rows of a product's x are as long as a multiple of this."""
+
+class PackedWeight:
+    """blocks as `pack_weight` fills them, 64-byte aligned. Refers to memory that its owner keeps, as all that follow."""
+
+    def __init__(self, *, blocks: int, out_features: int, in_features: int, dtype: Dtype) -> None: ...
+
+def packed_weight_bytes(out_features: int, in_features: int, dtype: Dtype, /) -> int: ...
+def pack_weight(weight: int, out_features: int, in_features: int, dtype: Dtype, packed: int, /) -> None:
+    """weight [out_features, in_features] of the dtype, contiguous; packed has `packed_weight_bytes`."""
+
+def unpack_weight(packed: PackedWeight, weight: int, /) -> None:
+    """weight [out_features, in_features] as it was before packing."""
+
+def matmul(
+    *,
+    x: int,
+    x_stride: int,
+    num_rows: int,
+    weight: PackedWeight,
+    bias: int,
+    y: int,
+    y_stride: int,
+    y_is_float32: bool,
+    isa: Isa,
+    num_threads: int,
+) -> None:
+    """y [num_rows, out_features] = x W^T + bias. x [num_rows, in_features padded to INPUT_ALIGN by zeros]; bias 0 for none.
+
+    Raises ValueError for an instruction set that this machine does not run.
+    """
+
+class AttentionShape:
+    """window 0 sees everything."""
+
+    def __init__(self, *, num_heads: int, num_kv_heads: int, head_dim: int, window: int, scale: float, dtype: Dtype) -> None: ...
+
+class Linear:
+    """bias 0 for none."""
+
+    def __init__(self, weight: PackedWeight, bias: int) -> None: ...
+
+class DecoderLayer:
+    """Norms are addresses [hidden], those of heads [head_dim] or 0 for none."""
+
+    def __init__(
+        self,
+        *,
+        input_norm: int,
+        qkv: Linear,
+        q_norm: int,
+        k_norm: int,
+        o: Linear,
+        post_attention_norm: int,
+        gate_up: Linear,
+        down: Linear,
+    ) -> None: ...
+
+class KvCaches:
+    """(keys, values) of each layer, laid out as `attention_kernel.h` says."""
+
+    def __init__(self, layers: Sequence[tuple[int, int]], block_size: int) -> None: ...
+
+class Decoder:
+    """One thread at a time uses a decoder. Raises ValueError for an instruction set that this machine does not run."""
+
+    def __init__(
+        self,
+        attention: AttentionShape,
+        *,
+        embedding: PackedWeight,
+        layers: Sequence[DecoderLayer],
+        norm: int,
+        head: Linear,
+        rms_norm_eps: float,
+        isa: Isa,
+        num_threads: int,
+    ) -> None: ...
+    def forward(
+        self,
+        *,
+        num_tokens: int,
+        token_ids: int,
+        cos: int,
+        sin: int,
+        query_starts: Sequence[int],
+        context_lens: Sequence[int],
+        block_tables: int,
+        table_stride: int,
+        kv_slots: int,
+        logit_rows: int,
+        num_logit_rows: int,
+        logits: int,
+        lora: LoraPlan | None,
+        logit_lora: LoraPlan | None,
+        caches: KvCaches,
+    ) -> None:
+        """`kernels.ops.Decoder.forward`. Raises ValueError for a shape of attention that the kernels don't know."""

@@ -1,33 +1,12 @@
 // softmax(scale * q k^T) v over paged keys and values, causal, with an optional sliding window.
 #pragma once
 
+#include <memory>
 #include <vector>
 
-#include "dtype.h"
-#include "isa.h"
+#include "attention_kernel.h"
 
 namespace loramux {
-
-// Sizes of one layer's attention. num_heads is a multiple of num_kv_heads; head_dim is even.
-struct AttentionShape {
-    int64_t num_heads;
-    int64_t num_kv_heads;
-    int64_t head_dim;
-    int64_t block_size;
-    // A token sees this many tokens, itself included; 0 is all before it.
-    int64_t window;
-    float scale;
-    Dtype dtype;
-};
-
-// One layer's keys and values. Each KV block has, head by head, a packed operand (`vectors.h`) for the products it is read by:
-//     k [num_blocks, num_kv_heads, head_dim / VNNI, block_size, VNNI]
-//     v [num_blocks, num_kv_heads, block_size / VNNI, head_dim, VNNI]
-// Every element is finite: attention reads masked cells.
-struct KvCache {
-    void* k;
-    void* v;
-};
 
 // Sequence s owns rows [query_starts[s], query_starts[s + 1]) of the batch: the last of its context_lens[s] tokens, whose keys and values
 // are in the cache already. Row i of its block table is block_tables + s * table_stride.
@@ -43,7 +22,9 @@ struct AttentionBatch {
 // number of threads.
 class AttentionPlan {
    public:
-    // max_batch pieces of scratch are allocated here, none later.
+    // The only scratch, that of parted contexts, is allocated here. Throws std::invalid_argument for sizes that the kernels don't know
+    // (head_dim odd or above 512, block_size no multiple of 16, heads that key heads don't divide, a scale that is not positive), and for
+    // an instruction set that this machine does not run.
     AttentionPlan(const AttentionShape& shape, AttentionBatch batch, Isa isa);
 
     int64_t num_pieces(int phase) const;
@@ -53,8 +34,38 @@ class AttentionPlan {
     void run(int phase, int64_t piece, const void* q, int64_t q_stride, const KvCache& cache, void* out, int64_t out_stride);
 
    private:
+    // A piece is one of these at one key head; a piece of phase 1 joins the parts of a sequence's rows.
+    struct Task {
+        int64_t sequence;
+        int64_t first_row;
+        int64_t num_rows;
+        int64_t key_begin;
+        int64_t key_end;
+        // Floats from partials_ to those of the first key head, or -1, and from one head to the next.
+        int64_t partial;
+        int64_t partial_stride;
+        int64_t cost() const { return num_rows * (key_end - key_begin); }
+    };
+    struct Join {
+        int64_t sequence;
+        int64_t num_rows;
+        int64_t num_parts;
+        int64_t partial;
+        int64_t partial_stride;
+    };
+
+    void add_tasks(int64_t sequence);
+    void add_parts(const Task& whole);
+    int64_t first_position(int64_t sequence) const;
+    int64_t first_key(int64_t position) const;
+
     AttentionShape shape_;
     AttentionBatch batch_;
+    AttentionKernel kernel_;
+    std::vector<Task> tasks_;
+    std::vector<Join> joins_;
+    int64_t num_partials_ = 0;
+    std::unique_ptr<float[]> partials_;
 };
 
 // Writes a token's keys and values, [num_kv_heads, head_dim] each, at kv_slot = block * block_size + offset. NaN becomes 0 and magnitudes

@@ -21,7 +21,7 @@ void require(bool condition, const std::string& otherwise) {
     if (!condition) throw std::invalid_argument(otherwise);
 }
 
-std::string described(const LoraMatrix& matrix) {
+std::string described(const Matrix& matrix) {
     return "[" + std::to_string(matrix.num_rows) + ", " + std::to_string(matrix.num_columns) + "]";
 }
 
@@ -60,13 +60,16 @@ LoraAdapter::LoraAdapter(std::vector<std::optional<LoraSite>> sites, std::option
     : sites(std::move(sites)), embedding(std::move(embedding)), max_ranks(most_ranks(this->sites, this->embedding)) {}
 
 LoraPlan::LoraPlan(std::vector<LoraSegment> segments, Dtype dtype, Isa isa)
-    : segments_(std::move(segments)), dtype_(dtype), kernel_(lora_kernel(isa, dtype)) {
+    : segments_(std::move(segments)), dtype_(dtype), isa_(isa), kernel_(lora_kernel(isa, dtype)) {
     int64_t taken = 0;
-    for (const auto& [start, end, adapter] : segments_) {
-        require(taken <= start && start < end,
-                "rows " + std::to_string(start) + " to " + std::to_string(end) + " are empty, or overlap those before");
-        taken = end;
-        max_ranks_ = std::max(max_ranks_, adapter->max_ranks);
+    for (auto& each : segments_) {
+        require(taken <= each.start && each.start < each.end,
+                "rows " + std::to_string(each.start) + " to " + std::to_string(each.end) + " are empty, or overlap those before");
+        taken = each.end;
+        max_ranks_ = std::max(max_ranks_, each.adapter->max_ranks);
+        each.is_long = LoraPanels::pay(each.num_rows(), dtype, isa);
+        if (each.is_long)
+            long_.push_back({each.adapter, std::make_unique<LoraPanels>(*each.adapter, each.start, each.num_rows(), kernel_, isa)});
     }
     shrunk_.reset(new float[taken * max_ranks_]);
 }
@@ -79,11 +82,11 @@ bool LoraPlan::changes_embedding() const {
     return std::any_of(segments_.begin(), segments_.end(), [](const auto& segment) { return segment.adapter->embedding.has_value(); });
 }
 
-void LoraPlan::shrink(size_t site, const LoraMatrix& x, const Member& member) {
+void LoraPlan::shrink(size_t site, const Matrix& x, const Member& member) {
     LoraShare share(member);
     for (const auto& segment : segments_) {
         const auto& changed = segment.adapter->sites[site];
-        if (!changed) continue;
+        if (!changed || segment.is_long) continue;
         const int64_t size = changed->in_features;
         split(segment.num_rows(), PIECE_ROWS, [&](int64_t row, int64_t num_rows) {
             const void* first_row = at(static_cast<const void*>(x.elements), (segment.start + row) * x.stride, dtype_);
@@ -96,16 +99,16 @@ void LoraPlan::shrink(size_t site, const LoraMatrix& x, const Member& member) {
     }
 }
 
-void LoraPlan::expand(size_t site, const LoraMatrix& y, bool y_is_float32, const Member& member) {
+void LoraPlan::expand(size_t site, const Matrix& y, bool y_is_float32, const Member& member) {
     LoraShare share(member);
     for (const auto& segment : segments_) {
         const auto& changed = segment.adapter->sites[site];
-        if (!changed) continue;
+        if (!changed || segment.is_long) continue;
         for (const auto& slice : changed->slices) expand(segment, slice, y, y_is_float32, share);
     }
 }
 
-void LoraPlan::shrink_embedding(const int64_t* token_ids, const Member& member) {
+void LoraPlan::update_embedding(const Matrix& y, const int64_t* token_ids, Member& member) {
     for (const auto& segment : segments_) {
         const auto& embedding = segment.adapter->embedding;
         if (!embedding) continue;
@@ -117,15 +120,14 @@ void LoraPlan::shrink_embedding(const int64_t* token_ids, const Member& member) 
                                                                       : bfloat16_to_float(static_cast<const Bfloat16*>(a)[rank].bits);
         }
     }
-}
-
-void LoraPlan::expand_embedding(const LoraMatrix& y, const Member& member) {
+    member.meet();
     LoraShare share(member);
     for (const auto& segment : segments_)
         if (segment.adapter->embedding) expand(segment, segment.adapter->embedding->slice, y, false, share);
+    member.meet();
 }
 
-void LoraPlan::expand(const LoraSegment& segment, const LoraSlice& slice, const LoraMatrix& y, bool y_is_float32, LoraShare& share) const {
+void LoraPlan::expand(const LoraSegment& segment, const LoraSlice& slice, const Matrix& y, bool y_is_float32, LoraShare& share) const {
     const Dtype y_dtype = y_is_float32 ? Dtype::FLOAT32 : dtype_;
     const auto kernel = y_is_float32 ? kernel_.expand_float32 : kernel_.expand;
     const int64_t num_ranks = slice.rank_end - slice.rank_start, width = slice.out_end - slice.out_start;
@@ -143,7 +145,7 @@ float* LoraPlan::shrunk(const LoraSegment& segment, int64_t rank) const {
     return shrunk_.get() + segment.start * max_ranks_ + rank * segment.num_rows();
 }
 
-void LoraPlan::apply(size_t site, const LoraMatrix& y, const LoraMatrix& x, int num_threads) {
+void LoraPlan::apply(size_t site, const Matrix& y, const Matrix& x, int num_threads) {
     for (const auto& segment : segments_) {
         require(site < segment.adapter->sites.size(), "no site " + std::to_string(site));
         const auto& changed = segment.adapter->sites[site];
@@ -153,13 +155,13 @@ void LoraPlan::apply(size_t site, const LoraMatrix& y, const LoraMatrix& x, int 
                     std::to_string(num_rows()) + " rows");
     }
     Team::run(num_threads, [&](Member& member) {
-        shrink(site, x, member);
-        member.meet();
-        expand(site, y, false, member);
+        begin_tiles(isa_);
+        update(site, y, false, x, member, [] {});
+        end_tiles(isa_);
     });
 }
 
-void LoraPlan::embed(const LoraMatrix& y, const int64_t* token_ids, int64_t num_tokens, int num_threads) {
+void LoraPlan::embed(const Matrix& y, const int64_t* token_ids, int64_t num_tokens, int num_threads) {
     for (const auto& segment : segments_) {
         const auto& embedding = segment.adapter->embedding;
         if (!embedding) continue;
@@ -170,11 +172,7 @@ void LoraPlan::embed(const LoraMatrix& y, const int64_t* token_ids, int64_t num_
             require(0 <= token_ids[row] && token_ids[row] < embedding->vocab_size,
                     "token " + std::to_string(token_ids[row]) + " of a vocabulary of " + std::to_string(embedding->vocab_size));
     }
-    Team::run(num_threads, [&](Member& member) {
-        shrink_embedding(token_ids, member);
-        member.meet();
-        expand_embedding(y, member);
-    });
+    Team::run(num_threads, [&](Member& member) { update_embedding(y, token_ids, member); });
 }
 
 }  // namespace loramux

@@ -2,52 +2,15 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "lora_kernel.h"
+#include "lora_panels.h"
+#include "lora_weights.h"
+#include "matrix.h"
 #include "team.h"
 
 namespace loramux {
-
-// Columns [out_start, out_end) of a layer's output. b [rank_end - rank_start, out_end - out_start], contiguous, of the plan's dtype; gain
-// and shift float32 [out_end - out_start], or null for 1 and 0.
-struct LoraSlice {
-    int64_t rank_start;
-    int64_t rank_end;
-    int64_t out_start;
-    int64_t out_end;
-    const void* b;
-    const float* gain;
-    const float* shift;
-};
-
-// What one adapter changes at one linear layer. a [num_ranks, in_features], contiguous, of the plan's dtype; slices share no column.
-struct LoraSite {
-    const void* a;
-    int64_t num_ranks;
-    int64_t in_features;
-    int64_t out_features;
-    std::vector<LoraSlice> slices;
-};
-
-// What one adapter changes at the embedding: its A, [vocab_size, ranks] here, has a row for each token.
-struct LoraEmbedding {
-    const void* a;
-    int64_t vocab_size;
-    LoraSlice slice;
-};
-
-// Refers to memory that its owner keeps.
-class LoraAdapter {
-   public:
-    LoraAdapter(std::vector<std::optional<LoraSite>> sites, std::optional<LoraEmbedding> embedding);
-
-    const std::vector<std::optional<LoraSite>> sites;
-    const std::optional<LoraEmbedding> embedding;
-    // The most of any site.
-    const int64_t max_ranks;
-};
 
 // Rows [start, end) of a batch, and the adapter that answers for them.
 struct LoraSegment {
@@ -55,15 +18,10 @@ struct LoraSegment {
     int64_t end;
     const LoraAdapter* adapter;
 
-    int64_t num_rows() const { return end - start; }
-};
+    // Whether it has panels.
+    bool is_long = false;
 
-// A matrix of a batch, rows `stride` elements apart.
-struct LoraMatrix {
-    void* elements;
-    int64_t num_rows;
-    int64_t num_columns;
-    int64_t stride;
+    int64_t num_rows() const { return end - start; }
 };
 
 // One member's share of a phase: pieces of work go to the members in turn, neighbours of about the same cost in all to the same.
@@ -86,9 +44,9 @@ class LoraShare {
 };
 
 // The segments of one batch and the scratch memory of their updates. One team at a time uses a plan. Results depend neither on the number
-// of threads nor on which other rows are in the batch.
+// of threads nor on which other segments are in the batch.
 //
-// An update is two phases: every member calls `shrink`, and when all are done, `expand`. Each takes its share of the work.
+// An update is some phases, in which each member takes its share of the work, and between which all meet: see `update`.
 class LoraPlan {
    public:
     // Throws std::invalid_argument where segments are empty, out of order or overlap, and for an instruction set that this machine does
@@ -97,34 +55,68 @@ class LoraPlan {
 
     // Whether an adapter of the batch changes the layer.
     bool changes(size_t site) const;
-    // By x [T, in_features] of the plan's dtype, which is not read again.
-    void shrink(size_t site, const LoraMatrix& x, const Member& member);
-    // y [T, out_features] of the plan's dtype, or of float32.
-    void expand(size_t site, const LoraMatrix& y, bool y_is_float32, const Member& member);
+    // Changes y [T, out_features], of the plan's dtype or of float32, by x [T, in_features] of the plan's dtype; all members call this, and
+    // all is done when it returns. work() is run beside the first phase, and has computed y when the members next meet.
+    template <class Work>
+    void update(size_t site, const Matrix& y, bool y_is_float32, const Matrix& x, Member& member, Work work);
 
     bool changes_embedding() const;
-    // The same for embeddings y [T, hidden] of tokens token_ids [T].
-    void shrink_embedding(const int64_t* token_ids, const Member& member);
-    void expand_embedding(const LoraMatrix& y, const Member& member);
+    // Changes embeddings y [T, hidden] of tokens token_ids [T].
+    void update_embedding(const Matrix& y, const int64_t* token_ids, Member& member);
 
     // A whole update of y, in the plan's dtype, on num_threads threads. Throws std::invalid_argument, before anything is written, where a
     // matrix does not fit the layer or the segments.
-    void apply(size_t site, const LoraMatrix& y, const LoraMatrix& x, int num_threads);
+    void apply(size_t site, const Matrix& y, const Matrix& x, int num_threads);
     // The same where a token is not in the vocabulary.
-    void embed(const LoraMatrix& y, const int64_t* token_ids, int64_t num_tokens, int num_threads);
+    void embed(const Matrix& y, const int64_t* token_ids, int64_t num_tokens, int num_threads);
 
    private:
     int64_t num_rows() const { return segments_.empty() ? 0 : segments_.back().end; }
     float* shrunk(const LoraSegment& segment, int64_t rank) const;
-    void expand(const LoraSegment& segment, const LoraSlice& slice, const LoraMatrix& y, bool y_is_float32, LoraShare& share) const;
+    // Of short segments; long ones have panels.
+    void shrink(size_t site, const Matrix& x, const Member& member);
+    void expand(size_t site, const Matrix& y, bool y_is_float32, const Member& member);
+    void expand(const LoraSegment& segment, const LoraSlice& slice, const Matrix& y, bool y_is_float32, LoraShare& share) const;
+    // Calls visit(panels, site's weights) for each long segment that the site changes.
+    template <class Visit>
+    void each_long(size_t site, Visit visit);
+
+    struct Long {
+        const LoraAdapter* adapter;
+        std::unique_ptr<LoraPanels> panels;
+    };
 
     std::vector<LoraSegment> segments_;
+    // Those of them that have panels.
+    std::vector<Long> long_;
     Dtype dtype_;
+    Isa isa_;
     LoraKernel kernel_;
     int64_t max_ranks_ = 0;
     // A x^T of each segment, [max_ranks_, its rows], one after another. Ranks lie outside, as threads share those: two that write to one
     // cache line wait for each other.
     std::unique_ptr<float[]> shrunk_;
 };
+
+template <class Visit>
+void LoraPlan::each_long(size_t site, Visit visit) {
+    for (const auto& each : long_)
+        if (const auto& changed = each.adapter->sites[site]) visit(*each.panels, *changed);
+}
+
+template <class Work>
+void LoraPlan::update(size_t site, const Matrix& y, bool y_is_float32, const Matrix& x, Member& member, Work work) {
+    each_long(site, [&](LoraPanels& panels, const LoraSite& changed) { panels.pack(changed, member); });
+    shrink(site, x, member);
+    work();
+    member.meet();
+    if (!long_.empty()) {
+        each_long(site, [&](LoraPanels& panels, const LoraSite& changed) { panels.shrink(changed, x, member); });
+        member.meet();
+        each_long(site, [&](LoraPanels& panels, const LoraSite& changed) { panels.expand(changed, y, y_is_float32, member); });
+    }
+    expand(site, y, y_is_float32, member);
+    member.meet();
+}
 
 }  // namespace loramux

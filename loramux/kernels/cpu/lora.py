@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 
 from loramux.kernels.cpu import _native
+from loramux.kernels.cpu.addresses import address, contiguous_address
 from loramux.kernels.cpu.dtypes import DTYPES
 from loramux.kernels.ops import AdapterWeights, EmbeddingWeights, LoraShape, SiteShape, SiteWeights, SliceWeights, SlotRows
 
@@ -26,7 +27,8 @@ class CpuAdapterWeights(AdapterWeights):
 class CpuLoraPlan:
     """Implements `kernels.ops.LoraPlan`. One thread at a time uses a plan, which works on as many threads as torch has.
 
-    A row's result is the same bit for bit whatever other rows are in the batch and however many threads there are.
+    A row's result is the same bit for bit whatever other adapters' rows are in the batch and however many threads there are. The length
+    of its own adapter's segment may round it otherwise: `lora_panels.h`.
     """
 
     def __init__(self, rows: Sequence[SlotRows], dtype: torch.dtype, isa: _native.Isa) -> None:
@@ -40,7 +42,7 @@ class CpuLoraPlan:
 
         Raises ValueError, before anything is written, for any other dtype, shape or layout.
         """
-        y_address, x_address = (_checked_address(matrix, self._dtype) for matrix in (y, x))
+        y_address, x_address = (contiguous_address(matrix, self._dtype) for matrix in (y, x))
         (y_rows, y_columns), (x_rows, x_columns) = y.shape, x.shape
         self.native.apply(site, y_address, y_rows, y_columns, x_address, x_rows, x_columns, torch.get_num_threads())
 
@@ -50,8 +52,8 @@ class CpuLoraPlan:
         Raises ValueError, before anything is written, for any other dtype, shape or layout, and for a token that is not in the vocabulary.
         """
         num_tokens, hidden = y.shape
-        y_address = _checked_address(y, self._dtype)
-        token_address = _address(token_ids, torch.int64, (num_tokens,))
+        y_address = contiguous_address(y, self._dtype)
+        token_address = address(token_ids, torch.int64, (num_tokens,))
         self.native.embed(y_address, num_tokens, hidden, token_address, num_tokens, torch.get_num_threads())
 
 
@@ -95,7 +97,7 @@ def _native_site(site: SiteWeights, shape: SiteShape, dtype: torch.dtype) -> _na
     if not set(columns) <= set(shape.slices) or len(set(columns)) < len(columns):
         raise ValueError(f"slices {columns} of a layer that has {list(shape.slices)}")
     return _native.LoraSite(
-        a=_address(site.a, dtype, (num_ranks, shape.in_features)),
+        a=address(site.a, dtype, (num_ranks, shape.in_features)),
         num_ranks=num_ranks,
         in_features=shape.in_features,
         out_features=max(out_end for _, out_end in shape.slices),
@@ -107,7 +109,7 @@ def _native_embedding(embedding: EmbeddingWeights, shape: LoraShape) -> _native.
     num_ranks = len(embedding.b)
     whole = SliceWeights(0, num_ranks, 0, shape.hidden_size, embedding.b, embedding.gain)
     return _native.LoraEmbedding(
-        a=_address(embedding.a, shape.dtype, (shape.vocab_size, num_ranks)),
+        a=address(embedding.a, shape.dtype, (shape.vocab_size, num_ranks)),
         vocab_size=shape.vocab_size,
         slice=_native_slice(whole, num_ranks, shape.dtype),
     )
@@ -122,26 +124,7 @@ def _native_slice(part: SliceWeights, num_ranks: int, dtype: torch.dtype) -> _na
         rank_end=part.rank_end,
         out_start=part.out_start,
         out_end=part.out_end,
-        b=_address(part.b, dtype, (part.rank_end - part.rank_start, width)),
-        gain=0 if part.gain is None else _address(part.gain, torch.float32, (width,)),
-        shift=0 if part.shift is None else _address(part.shift, torch.float32, (width,)),
+        b=address(part.b, dtype, (part.rank_end - part.rank_start, width)),
+        gain=0 if part.gain is None else address(part.gain, torch.float32, (width,)),
+        shift=0 if part.shift is None else address(part.shift, torch.float32, (width,)),
     )
-
-
-def _address(tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    """Raises ValueError for any other shape, and as `_checked_address`."""
-    if tensor.shape != shape:
-        raise ValueError(f"a tensor of shape {list(tensor.shape)}, not {list(shape)}")
-    return _checked_address(tensor, dtype)
-
-
-def _checked_address(tensor: torch.Tensor, dtype: torch.dtype) -> int:
-    """Raises ValueError where the tensor is not contiguous, of this dtype, on the CPU."""
-    if tensor.dtype != dtype or not tensor.is_cpu or not tensor.is_contiguous():
-        raise ValueError(f"{_described(tensor)}, not a contiguous {dtype} tensor on the CPU")
-    return tensor.data_ptr()
-
-
-def _described(tensor: torch.Tensor) -> str:
-    layout = "contiguous" if tensor.is_contiguous() else "strided"
-    return f"a {layout} {tensor.dtype} tensor of shape {list(tensor.shape)} on {tensor.device}"

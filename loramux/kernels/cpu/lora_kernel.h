@@ -25,8 +25,8 @@ struct LoraShrink {
 
 // y[row, c] = gain[c] * y[row, c] + sum over r of s[r, row] * b[r, c] + shift[c], rounded once, to nearest even
 //
-// y [num_rows, num_columns] and b [num_ranks, num_columns] of the kernel's dtype, or y in float32 for `expand_float32`; s [num_ranks,
-// num_rows] float32; rows are their stride apart. gain and shift float32 [num_columns], or null for 1 and 0.
+// y [num_rows, num_columns] and b [num_ranks, num_columns] of the kernel's dtype; s [num_ranks, num_rows] float32; rows are their stride
+// apart. gain and shift float32 [num_columns], or null for 1 and 0.
 struct LoraExpand {
     void* y;
     int64_t y_stride;
@@ -41,10 +41,25 @@ struct LoraExpand {
     const float* shift;
 };
 
+// y[row, c] = gain[c] * y[row, c] + delta[row, c] + shift[c], rounded once; as above, delta float32.
+struct LoraChange {
+    void* y;
+    int64_t y_stride;
+    int64_t num_rows;
+    const float* delta;
+    int64_t delta_stride;
+    int64_t num_columns;
+    const float* gain;
+    const float* shift;
+};
+
+// `..._float32` change y in float32, the others in the dtype that the kernel is chosen for.
 struct LoraKernel {
     void (*shrink)(const LoraShrink&);
     void (*expand)(const LoraExpand&);
     void (*expand_float32)(const LoraExpand&);
+    void (*change)(const LoraChange&);
+    void (*change_float32)(const LoraChange&);
 };
 
 // Of one instruction set; defined in the file of that name.

@@ -115,21 +115,30 @@ struct Strip {
     }
 };
 
-// One row of y: gain * y + delta + shift.
-template <class V, class Y, bool WHOLE>
-[[gnu::always_inline]] inline void change_row(const LoraExpand& of, Y* row, Strip<V, WHOLE> strip, const typename V::F (&delta)[2]) {
+// One row of y: gain * y + delta + shift. `By` has gain and shift.
+template <class V, class Y, class By, bool WHOLE>
+[[gnu::always_inline]] inline void change_row(const By& by, Y* row, Strip<V, WHOLE> strip, const typename V::F (&delta)[2]) {
     auto y = strip.load(row);
-    if (of.gain) {
-        const auto gain = strip.load(of.gain);
+    if (by.gain) {
+        const auto gain = strip.load(by.gain);
         for (int k = 0; k < 2; ++k) y.part[k] = V::multiply_add(gain.part[k], y.part[k], delta[k]);
     } else {
         for (int k = 0; k < 2; ++k) y.part[k] = V::add(y.part[k], delta[k]);
     }
-    if (of.shift) {
-        const auto shift = strip.load(of.shift);
+    if (by.shift) {
+        const auto shift = strip.load(by.shift);
         for (int k = 0; k < 2; ++k) y.part[k] = V::add(y.part[k], shift.part[k]);
     }
     strip.store(row, y);
+}
+
+// Calls visit(strip) for each strip of a row.
+template <class V, class Visit>
+void each_strip(int64_t num_columns, Visit visit) {
+    constexpr int COLUMNS = Strip<V, true>::COLUMNS;
+    const int64_t whole = num_columns / COLUMNS * COLUMNS;
+    for (int64_t column = 0; column < whole; column += COLUMNS) visit(Strip<V, true>{column, COLUMNS});
+    if (whole < num_columns) visit(Strip<V, false>{whole, num_columns - whole});
 }
 
 // Rows [row, row + ROWS); load_b(rank) fetches the strip's row of B.
@@ -173,16 +182,22 @@ void expand_strip(const LoraExpand& of, Strip<V, WHOLE> strip) {
 
 template <class V, class T, class Y>
 void expand(const LoraExpand& of) {
-    constexpr int COLUMNS = Strip<V, true>::COLUMNS;
-    const int64_t whole = of.num_columns / COLUMNS * COLUMNS;
-    for (int64_t column = 0; column < whole; column += COLUMNS) expand_strip<V, T, Y>(of, Strip<V, true>{column, COLUMNS});
-    if (whole < of.num_columns) expand_strip<V, T, Y>(of, Strip<V, false>{whole, of.num_columns - whole});
+    each_strip<V>(of.num_columns, [&](auto strip) { expand_strip<V, T, Y>(of, strip); });
+}
+
+template <class V, class Y>
+void change(const LoraChange& of) {
+    for (int64_t row = 0; row < of.num_rows; ++row)
+        each_strip<V>(of.num_columns, [&](auto strip) {
+            change_row<V>(of, elements<Y>(of.y) + row * of.y_stride, strip, strip.load(of.delta + row * of.delta_stride).part);
+        });
 }
 
 template <class V>
 LoraKernel lora_kernel_over(Dtype dtype) {
-    if (dtype == Dtype::FLOAT32) return {shrink<V, float>, expand<V, float, float>, expand<V, float, float>};
-    return {shrink<V, Bfloat16>, expand<V, Bfloat16, Bfloat16>, expand<V, Bfloat16, float>};
+    if (dtype == Dtype::FLOAT32)
+        return {shrink<V, float>, expand<V, float, float>, expand<V, float, float>, change<V, float>, change<V, float>};
+    return {shrink<V, Bfloat16>, expand<V, Bfloat16, Bfloat16>, expand<V, Bfloat16, float>, change<V, Bfloat16>, change<V, float>};
 }
 
 }  // namespace

@@ -21,10 +21,14 @@ struct PackedWeight {
     Dtype dtype;
 };
 
+// Of the packed form; its first byte is at a multiple of 64, in memory or in a file.
 int64_t packed_weight_bytes(int64_t out_features, int64_t in_features, Dtype dtype);
 
 // weight [out_features, in_features], contiguous, of the dtype; packed of packed_weight_bytes.
 void pack_weight(const void* weight, int64_t out_features, int64_t in_features, Dtype dtype, void* packed);
+
+// Row `row` of W as it was before packing, [in_features] of its dtype.
+void unpack_row(const PackedWeight& weight, int64_t row, void* to);
 
 // x [num_rows, padded inputs] of W's dtype, rows x_stride elements apart, zeros past the inputs; bias of W's dtype, or null. y
 // [num_rows, out_features], rows y_stride elements apart, in W's dtype or float32 as the kernel is asked for. x and y don't overlap.
@@ -50,5 +54,8 @@ MatmulKernel matmul_kernel(Isa isa, Dtype dtype, bool y_is_float32);
 // A thread's AMX tiles, configured once for all products; nothing on other instruction sets.
 void begin_tiles(Isa isa);
 void end_tiles(Isa isa);
+
+// A whole product on num_threads threads.
+void matmul(const Matmul& of, Isa isa, bool y_is_float32, int num_threads);
 
 }  // namespace loramux

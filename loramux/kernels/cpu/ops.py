@@ -1,4 +1,4 @@
-"""The operations on a CPU: native where there is a kernel, the torch reference elsewhere."""
+"""The operations on a CPU: native, and the torch reference for what has no kernel."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from collections.abc import Sequence
 import torch
 
 from loramux.kernels.cpu import _native
+from loramux.kernels.cpu.decoder import CpuDecoder
 from loramux.kernels.cpu.dtypes import DTYPES
-from loramux.kernels.cpu.linear import linear
 from loramux.kernels.cpu.lora import CpuLoraSlots
 from loramux.kernels.cpu.sampling import choose_tokens, row_peaks, token_logprobs
-from loramux.kernels.ops import LogprobRows, LoraLimits, LoraShape, LoraSlots, SamplingRow
+from loramux.kernels.ops import Decoder, DecoderShape, DecoderWeights, LogprobRows, LoraLimits, LoraShape, LoraSlots, SamplingRow
 from loramux.kernels.reference.ops import ReferenceOps
 
 
-class CpuOps(ReferenceOps):
+class CpuOps:
     """Runs on the fastest instruction set of this machine, or on the one given. Raises ValueError if the machine lacks that one."""
 
     def __init__(self, isa: _native.Isa | None = None) -> None:
-        super().__init__()
         supported = _native.supported_isas()
         if isa is not None and isa not in supported:
             raise ValueError(f"this machine does not run {isa.name}")
         self.isa = supported[-1] if isa is None else isa
         self.name = f"cpu-{self.isa.name.lower()}"
+        self._reference = ReferenceOps()
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return linear(x, weight, bias)
+    def decoder(self, shape: DecoderShape, weights: DecoderWeights) -> Decoder:
+        return CpuDecoder(shape, weights, self.isa) if shape.dtype in DTYPES else self._reference.decoder(shape, weights)
 
     def lora_slots(self, shape: LoraShape, limits: LoraLimits) -> LoraSlots:
-        return CpuLoraSlots(shape, self.isa) if shape.dtype in DTYPES else super().lora_slots(shape, limits)
+        return CpuLoraSlots(shape, self.isa) if shape.dtype in DTYPES else self._reference.lora_slots(shape, limits)
 
     def apply_bitmask(self, logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
         """logits[rows[i], t] = -inf in place where bit t of bitmask[i] is 0.

@@ -13,6 +13,7 @@ namespace {
 struct Avx2 {
     static constexpr int W = 8;
     static constexpr int TILE_ROWS = 4;
+    static constexpr int TILE_BLOCKS = 1;
     using F = __m256;
 
     static F all(float value) { return _mm256_set1_ps(value); }

@@ -13,6 +13,7 @@ namespace {
 struct Avx512 {
     static constexpr int W = 16;
     static constexpr int TILE_ROWS = 8;
+    static constexpr int TILE_BLOCKS = 3;
     using F = __m512;
 
     static F all(float value) { return _mm512_set1_ps(value); }

@@ -13,6 +13,8 @@ struct Portable {
     static constexpr int W = 4;
     // Rows of a tile of products that registers hold beside one packed operand of 16 columns.
     static constexpr int TILE_ROWS = 4;
+    // Column blocks of a packed weight (`matmul.h`) that so many rows go by.
+    static constexpr int TILE_BLOCKS = 1;
     typedef float F __attribute__((vector_size(4 * W)));
 
     static F all(float value) {

@@ -48,7 +48,7 @@ def test_sites_and_modules(tiny_llama: Path, tmp_path: Path) -> None:
 
 
 def test_kv_caches(tiny_llama: Path, tmp_path: Path) -> None:
-    model = open_model(tiny_llama, tmp_path, dtype="bfloat16")
+    model = open_model(tiny_llama, tmp_path, "bfloat16", ReferenceOps())
     caches = model.new_kv_caches(5, 32)
     assert (model.dtype, len(caches)) == (torch.bfloat16, 2)
     assert all(half.shape == (5, 32, 2, 16) and half.count_nonzero() == 0 for cache in caches for half in cache)

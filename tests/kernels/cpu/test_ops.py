@@ -133,15 +133,3 @@ def test_an_instruction_set_of_another_machine_is_refused() -> None:
             CpuOps(isa)
         with pytest.raises(ValueError, match="does not run"):
             _native.apply_bitmask(0, 0, 0, 0, 0, 0, isa)
-
-
-@pytest.mark.parametrize("num_rows", [1, 2, 3, 17, 64, 65, 131])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_linear_equals_its_equation(num_rows: int, dtype: torch.dtype, tolerance: float) -> None:
-    x, weight, bias = torch.randn(num_rows, 97).to(dtype), (torch.randn(61, 97) / 10).to(dtype), torch.randn(61).to(dtype)
-    want = x.double() @ weight.double().T
-    ops = CpuOps()
-    torch.testing.assert_close(ops.linear(x, weight, None).double(), want, atol=tolerance, rtol=tolerance)
-    with_bias = ops.linear(x, weight, bias)
-    torch.testing.assert_close(with_bias.double(), want + bias.double(), atol=tolerance, rtol=tolerance)
-    assert with_bias.is_contiguous() and with_bias.dtype == dtype

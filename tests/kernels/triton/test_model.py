@@ -1,9 +1,10 @@
-"""A whole forward pass with adapters that peft saved and the loader read, in pages, against the torch reference."""
+"""A whole forward pass with adapters that peft saved and the loader read, in pages, against the default operations."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from loramux.adapters.identity import content_digest
 from loramux.kernels.ops import LoraLimits, LoraPlan, LoraSlots, SlotRows
 from loramux.kernels.triton.ops import TritonOps
 from loramux.lora.load import load_host_adapter
-from tests.parity.harness import Harness, Run
+from tests.parity.harness import Harness, Run, open_model
 from tests.parity.served import ALL_LINEAR, Served, random_prompt, serve
 from tests.parity.test_model import llama
 
@@ -55,8 +56,9 @@ def logits(served: Served, prompts: Sequence[list[int]], names: Sequence[str | N
     return harness.step(runs, all_rows=True)
 
 
-def test_a_mixed_batch_equals_the_reference(served: Served) -> None:
-    slots = TritonOps("cpu").lora_slots(served.model.lora_shape, LoraLimits(num_slots=5, max_rank=24, max_num_tokens=64))
+def test_a_mixed_batch_equals_the_default_operations(served: Served, tmp_path: Path) -> None:
+    ops = TritonOps("cpu")
+    slots = ops.lora_slots(served.model.lora_shape, LoraLimits(num_slots=5, max_rank=24, max_num_tokens=64))
     paged = {}
     for name, directory in served.directories.items():
         files = [(directory / file).read_bytes() for file in ("adapter_config.json", "adapter_model.safetensors")]
@@ -66,7 +68,7 @@ def test_a_mixed_batch_equals_the_reference(served: Served) -> None:
     names = ["dora", None, "some", "dora", "some"]
     prompts = [random_prompt(rng, served.model, num_tokens) for num_tokens in (7, 3, 1, 1, 9)]
     pool = Paged(slots, [(adapter.weights, adapter.num_pages) for adapter in paged.values()])
-    got = logits(served._replace(adapters=paged), prompts, names, pool)
+    got = logits(served._replace(model=open_model(served.checkpoint, tmp_path, ops=ops), adapters=paged), prompts, names, pool)
     want = logits(served, prompts, names, None)
     for found, expected in zip(got, want, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

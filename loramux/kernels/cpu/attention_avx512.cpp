@@ -1,0 +1,8 @@
+#include "attention_tiles.h"
+#include "vectors_avx512.h"
+
+namespace loramux {
+
+AttentionKernel attention_avx512(Dtype dtype) { return attention_over<Avx512>(dtype); }
+
+}  // namespace loramux
