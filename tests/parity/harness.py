@@ -89,7 +89,7 @@ class Harness:
             self._lora(segments, rows),
             torch.tensor(rows, device=device),
         )
-        return list(logits.split([run.num_tokens if all_rows else 1 for run in runs]))
+        return list(logits.clone().split([run.num_tokens if all_rows else 1 for run in runs]))
 
     def _lora(self, segments: list[LoraSegment], logit_rows: list[int]) -> StepLora | None:
         rows = slot_rows(segments)

@@ -1,10 +1,12 @@
 #include "lora.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string>
 
 #include "bfloat16.h"
+#include "scratch.h"
 
 namespace loramux {
 
@@ -42,6 +44,15 @@ const float* at(const float* values, int64_t index) { return values ? values + i
 template <class Visit>
 void split(int64_t size, int64_t part, Visit visit) {
     for (int64_t start = 0; start < size; start += part) visit(start, std::min(part, size - start));
+}
+
+// As products read them (`matmul.h`).
+Matrix with_padded_rows(const Matrix& x, Dtype dtype, Scratch& memory) {
+    const int64_t stride = padded_inputs(x.num_columns), size = itemsize(dtype);
+    auto* rows = static_cast<char*>(memory.reserve(x.num_rows * stride * size));
+    for (int64_t row = 0; row < x.num_rows; ++row)
+        std::memcpy(rows + row * stride * size, at(static_cast<const void*>(x.elements), row * x.stride, dtype), x.num_columns * size);
+    return {rows, x.num_rows, x.num_columns, stride};
 }
 
 }  // namespace
@@ -154,9 +165,11 @@ void LoraPlan::apply(size_t site, const Matrix& y, const Matrix& x, int num_thre
                 "y " + described(y) + " and x " + described(x) + " do not fit site " + std::to_string(site) + " and " +
                     std::to_string(num_rows()) + " rows");
     }
+    Scratch memory;
+    const Matrix padded = long_.empty() ? x : with_padded_rows(x, dtype_, memory);
     Team::run(num_threads, [&](Member& member) {
         begin_tiles(isa_);
-        update(site, y, false, x, member, [] {});
+        update(site, y, false, padded, member, [] {});
         end_tiles(isa_);
     });
 }

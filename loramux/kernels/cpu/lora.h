@@ -55,8 +55,8 @@ class LoraPlan {
 
     // Whether an adapter of the batch changes the layer.
     bool changes(size_t site) const;
-    // Changes y [T, out_features], of the plan's dtype or of float32, by x [T, in_features] of the plan's dtype; all members call this, and
-    // all is done when it returns. work() is run beside the first phase, and has computed y when the members next meet.
+    // Changes y [T, out_features], of the plan's dtype or of float32, by x [T, in_features] of the plan's dtype, rows padded as for a
+    // product (`matmul.h`); all members call this, and all is done when it returns. work() is run beside the first phase, and has computed y when the members next meet.
     template <class Work>
     void update(size_t site, const Matrix& y, bool y_is_float32, const Matrix& x, Member& member, Work work);
 
