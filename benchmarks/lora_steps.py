@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 
@@ -18,12 +18,10 @@ from loramux.engine.config import EngineConfig
 from loramux.engine.model.decoder import DecoderModel
 from loramux.engine.model.load import load_model
 from loramux.engine.types import GenerationRequest, SamplingParams
-from loramux.kernels.ops import AttentionBatch, LoraLimits, LoraPlan, LoraSlots, SlotRows, StepLora
+from loramux.kernels.ops import AttentionBatch, LoraLimits, LoraSlots, SlotRows, StepLora
 from loramux.kernels.select import select_ops
 from loramux.lora.load import load_host_adapter
 from loramux.lora.types import HostAdapter
-
-T = TypeVar("T")
 
 CONTEXT = 128
 BLOCK_SIZE = 32
@@ -87,7 +85,7 @@ class EngineSteps:
 
 
 class LoraPart:
-    """Forward passes of 16 single tokens, say, with a clock at every call that adapters cause."""
+    """Forward passes of 16 single tokens, say, each beside one of the same tokens without adapters."""
 
     def __init__(self, model: Path, directory: Path, dtype: str, adapters: Sequence[AdapterFiles]) -> None:
         ops = select_ops("cpu")
@@ -101,50 +99,24 @@ class LoraPart:
         return self._adapters[0].num_bytes
 
     def seconds(self, num_rows: int, num_adapters: int, num_steps: int) -> list[float]:
-        """Of the calls of each step; the rows are shared out evenly."""
+        """What adapters add to each of the steps, their plans included; the rows are shared out evenly."""
         share = num_rows // num_adapters
         rows = [SlotRows(i * share, (i + 1) * share, i, (), self._adapters[i].weights) for i in range(num_adapters)]
-        return [self._step(num_rows, rows) for _ in range(num_steps)]
+        return [-_timed(lambda: self._forward(num_rows, [])) + _timed(lambda: self._forward(num_rows, rows)) for _ in range(num_steps)]
 
     @torch.inference_mode()
-    def _step(self, num_rows: int, rows: list[SlotRows]) -> float:
+    def _forward(self, num_rows: int, rows: list[SlotRows]) -> None:
         blocks_each = CONTEXT // BLOCK_SIZE
         tables = torch.arange(num_rows * blocks_each).view(num_rows, blocks_each)
         batch = AttentionBatch(tuple(range(num_rows + 1)), (CONTEXT,) * num_rows, tables, tables[:, -1] * BLOCK_SIZE + BLOCK_SIZE - 1)
-        clock = _Clock()
-        plans = [_TimedPlan(clock.timed(lambda: self._slots.plan(rows)), clock) for _ in range(2)]
         self._model.forward(
             torch.arange(num_rows) + 100,
             torch.full((num_rows,), CONTEXT - 1),
             self._kv,
             batch,
-            StepLora(*plans),
+            StepLora(self._slots.plan(rows), self._slots.plan(rows)) if rows else None,
             torch.arange(num_rows),
         )
-        return clock.seconds
-
-
-class _Clock:
-    seconds = 0.0
-
-    def timed(self, work: Callable[[], T]) -> T:
-        start = time.perf_counter()
-        result = work()
-        self.seconds += time.perf_counter() - start
-        return result
-
-
-class _TimedPlan:
-    """Implements `kernels.ops.LoraPlan`."""
-
-    def __init__(self, plan: LoraPlan, clock: _Clock) -> None:
-        self._plan, self._clock = plan, clock
-
-    def apply(self, site: int, y: torch.Tensor, x: torch.Tensor) -> None:
-        self._clock.timed(lambda: self._plan.apply(site, y, x))
-
-    def embed(self, y: torch.Tensor, token_ids: torch.Tensor) -> None:
-        self._clock.timed(lambda: self._plan.embed(y, token_ids))
 
 
 def median_ms(seconds: Sequence[float]) -> float:
@@ -156,6 +128,6 @@ def _load(adapter: AdapterFiles, model: DecoderModel, slots: LoraSlots) -> HostA
 
 
 def _timed(work: Callable[[], object]) -> float:
-    clock = _Clock()
-    clock.timed(work)
-    return clock.seconds
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start

@@ -51,7 +51,7 @@ def build_core(config: EngineConfig, fetch_adapter: FetchAdapter, wake: Callable
     ops = select_ops(device)
     checkpoint = open_checkpoint(config.model, _checkpoint_cache(config))
     grammars = WorkerGrammarService(checkpoint.files_dir / "tokenizer.json", checkpoint.vocab_size, checkpoint.eos_token_ids)
-    model = load_model(checkpoint, device, config.dtype, ops)
+    model = load_model(checkpoint, device, config.dtype, ops, config.quantization)
     num_blocks = _num_blocks(config, model)
     tokenizer = Tokenizer.from_file(str(checkpoint.files_dir / "tokenizer.json"))
     base = describe_base(

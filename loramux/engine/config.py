@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 
@@ -17,6 +19,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     name: str = ""
     device: str = "auto"
     dtype: str = "auto"
+    quantization: Literal["int8"] | None = None
     max_model_len: int | None = None
     """None is what the checkpoint allows, or what the KV capacity holds if that is less."""
     kv_cache_gib: float | None = None

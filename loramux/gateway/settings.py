@@ -49,6 +49,7 @@ class Settings(BaseSettings):
     data_dir: Path = Field(default_factory=default_data_dir, description="Where the store, adapter contents and caches are kept.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto, cpu or cuda.")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field("auto", description="auto, bfloat16, float16 or float32.")
+    quantization: Literal["int8"] | None = Field(None, description="int8 keeps the base's weights in 8 bits; adapters stay in the dtype.")
     max_model_len: PositiveInt | None = Field(None, description="Tokens of prompt and completion together.")
     kv_cache_gib: PositiveFloat | None = Field(
         None, description="For KV blocks; an eighth of the machine's memory, at most 4, if not given."

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -212,6 +212,10 @@ class DecoderWeights:
     """[vocab, H]; the embedding itself where they are tied."""
 
 
+Quantization = Literal["int8"]
+"""How matrices of weights are kept: int8 is `reference/quantization.py`. Norms, biases and adapters stay in the model's dtype."""
+
+
 class Decoder(Protocol):
     """A stack of layers between an embedding and a head, on one device. Adapters' sites are the linear layers in order, the head last."""
 
@@ -308,8 +312,8 @@ class Ops(Protocol):
 
     name: str
 
-    def decoder(self, shape: DecoderShape, weights: DecoderWeights) -> Decoder:
-        """The device's decoder over these weights, which are on the device."""
+    def decoder(self, shape: DecoderShape, weights: DecoderWeights, quantization: Quantization | None = None) -> Decoder:
+        """The device's decoder over these weights, which are on the device; quantised as they are taken."""
 
     def lora_slots(self, shape: LoraShape, limits: LoraLimits) -> LoraSlots:
         """The device's slots for adapters of a model. Raises `StartupFailed` where the memory holds no adapter of the largest rank."""

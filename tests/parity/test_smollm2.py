@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from loramux.engine.checkpoint import Checkpoint, open_checkpoint
 from loramux.engine.model.load import load_model
-from loramux.kernels.reference.ops import ReferenceOps
+from loramux.kernels.select import select_ops
 from tests.parity.harness import greedy
 
 NUM_NEW_TOKENS = 64
@@ -61,7 +61,7 @@ def test_greedy_tokens_equal_transformers(demo_model: Path, checkpoint: Checkpoi
     chats = [f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n" for question in QUESTIONS]
     prompts = [tokenizer.encode(text).ids for text in (*chats, *BEGINNINGS)]
     assert prompts[0][0] == 1, "control tokens are read as such"
-    ours = greedy(load_model(checkpoint, "cpu", "float32", ReferenceOps()), prompts, NUM_NEW_TOKENS)
+    ours = greedy(load_model(checkpoint, "cpu", "float32", select_ops("cpu")), prompts, NUM_NEW_TOKENS)
     theirs = AutoModelForCausalLM.from_pretrained(demo_model.parent, gguf_file=demo_model.name, dtype=torch.float32)
     ties = 0
     for prompt, (token_ids, margins) in zip(prompts, ours, strict=True):

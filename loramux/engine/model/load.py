@@ -14,7 +14,7 @@ from loramux.engine.model.gguf_weights import GGUFSource
 from loramux.engine.model.rope import RopeFrequencies, rope_frequencies
 from loramux.engine.model.weights import SafetensorsSource, TensorSource, Weights
 from loramux.errors import StartupFailed
-from loramux.kernels.ops import DecoderShape, DecoderWeights, LayerWeights, LinearWeights, Ops
+from loramux.kernels.ops import DecoderShape, DecoderWeights, LayerWeights, LinearWeights, Ops, Quantization
 from loramux.lora.types import LoraSite, LoraSlice
 
 LAYER_SITES = 4
@@ -33,8 +33,10 @@ def choose_dtype(setting: str, device: str, config: ModelConfig) -> torch.dtype:
     return DTYPES[setting]
 
 
-def load_model(checkpoint: Checkpoint, device: str, dtype: str, ops: Ops) -> DecoderModel:
+def load_model(checkpoint: Checkpoint, device: str, dtype: str, ops: Ops, quantization: Quantization | None = None) -> DecoderModel:
     """Read the weights onto `device` (`cpu`, `cuda`, or `meta` to check them only) in `dtype` (`auto` or torch's name).
+
+    With `quantization` the device's decoder keeps the matrices so.
 
     Raises `StartupFailed` naming an unsupported feature, or the file or tensor that is missing or wrong.
     """
@@ -49,7 +51,7 @@ def load_model(checkpoint: Checkpoint, device: str, dtype: str, ops: Ops) -> Dec
     norm = weights.take("model.norm.weight", config.hidden_size)
     sites = linear_sites(config)
     layers = (_layer(weights, config, sites[LAYER_SITES * index :], index) for index in range(config.num_layers))
-    decoder = ops.decoder(_shape(config, weights.dtype), DecoderWeights(embedding, layers, norm, LinearWeights(head)))
+    decoder = ops.decoder(_shape(config, weights.dtype), DecoderWeights(embedding, layers, norm, LinearWeights(head)), quantization)
     rope = _rope(weights, config, torch.device(device))
     weights.discard("rotary_emb.inv_freq")
     weights.refuse_leftovers()

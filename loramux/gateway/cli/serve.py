@@ -272,6 +272,7 @@ def _engine_config(settings: Settings, endpoint: str, data_dir: Path) -> EngineC
         data_dir=str(data_dir),
         device=settings.device,
         dtype=settings.dtype,
+        quantization=settings.quantization,
         max_model_len=settings.max_model_len,
         kv_cache_gib=settings.kv_cache_gib,
         max_num_seqs=settings.max_num_seqs,

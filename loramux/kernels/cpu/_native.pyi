@@ -108,16 +108,17 @@ INPUT_ALIGN: int
 """Rows of a product's x are as long as a multiple of this."""
 
 class PackedWeight:
-    """blocks as `pack_weight` fills them, 64-byte aligned. Refers to memory that its owner keeps, as all that follow."""
+    """blocks as `pack_weight` fills them, 64-byte aligned. scales float32 [out_features] make them int8; 0 for none. Refers to memory that
+    its owner keeps, as all that follow."""
 
-    def __init__(self, *, blocks: int, out_features: int, in_features: int, dtype: Dtype) -> None: ...
+    def __init__(self, *, blocks: int, out_features: int, in_features: int, dtype: Dtype, scales: int) -> None: ...
 
-def packed_weight_bytes(out_features: int, in_features: int, dtype: Dtype, /) -> int: ...
-def pack_weight(weight: int, out_features: int, in_features: int, dtype: Dtype, packed: int, /) -> None:
-    """weight [out_features, in_features] of the dtype, contiguous; packed has `packed_weight_bytes`."""
+def packed_weight_bytes(out_features: int, in_features: int, dtype: Dtype, is_int8: bool, /) -> int: ...
+def pack_weight(weight: int, out_features: int, in_features: int, dtype: Dtype, is_int8: bool, packed: int, /) -> None:
+    """weight [out_features, in_features] of the dtype or int8, contiguous; packed has `packed_weight_bytes`."""
 
 def unpack_weight(packed: PackedWeight, weight: int, /) -> None:
-    """weight [out_features, in_features] as it was before packing."""
+    """weight [out_features, in_features] of the dtype as it was before packing; int8 times its scale."""
 
 def matmul(
     *,

@@ -14,17 +14,17 @@ static void bind_matmul(nb::module_& m) {
     nb::class_<PackedWeight>(m, "PackedWeight")
         .def(
             "__init__",
-            [](PackedWeight* self, uintptr_t blocks, int64_t out_features, int64_t in_features, Dtype dtype) {
-                new (self) PackedWeight{pointer<void>(blocks), out_features, in_features, dtype};
+            [](PackedWeight* self, uintptr_t blocks, int64_t out_features, int64_t in_features, Dtype dtype, uintptr_t scales) {
+                new (self) PackedWeight{pointer<void>(blocks), out_features, in_features, dtype, pointer<float>(scales)};
             },
-            nb::kw_only(), "blocks"_a, "out_features"_a, "in_features"_a, "dtype"_a);
+            nb::kw_only(), "blocks"_a, "out_features"_a, "in_features"_a, "dtype"_a, "scales"_a);
 
     m.attr("INPUT_ALIGN") = INPUT_ALIGN;
     m.def("packed_weight_bytes", &packed_weight_bytes);
     m.def(
         "pack_weight",
-        [](uintptr_t weight, int64_t out_features, int64_t in_features, Dtype dtype, uintptr_t packed) {
-            pack_weight(pointer<void>(weight), out_features, in_features, dtype, pointer<void>(packed));
+        [](uintptr_t weight, int64_t out_features, int64_t in_features, Dtype dtype, bool is_int8, uintptr_t packed) {
+            pack_weight(pointer<void>(weight), out_features, in_features, dtype, is_int8, pointer<void>(packed));
         },
         nb::call_guard<nb::gil_scoped_release>());
     m.def(

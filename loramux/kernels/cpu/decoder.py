@@ -11,7 +11,7 @@ from loramux.kernels.cpu.addresses import address
 from loramux.kernels.cpu.dtypes import DTYPES
 from loramux.kernels.cpu.lora import CpuLoraPlan
 from loramux.kernels.cpu.matmul import PackedWeight
-from loramux.kernels.ops import AttentionBatch, DecoderShape, DecoderWeights, LayerWeights, LinearWeights, LoraPlan, StepLora
+from loramux.kernels.ops import AttentionBatch, DecoderShape, DecoderWeights, LayerWeights, LinearWeights, LoraPlan, Quantization, StepLora
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,10 @@ class CpuDecoder:
     A token's logits are the same bit for bit however many threads there are.
     """
 
-    def __init__(self, shape: DecoderShape, weights: DecoderWeights, isa: _native.Isa) -> None:
+    def __init__(self, shape: DecoderShape, weights: DecoderWeights, quantization: Quantization | None, isa: _native.Isa) -> None:
         """Raises ValueError where a weight is not contiguous, on the CPU, of the shape's dtype and sizes."""
         self._shape = shape
+        self._pack = PackedWeight.pack if quantization is None else PackedWeight.quantize
         self._vectors: list[torch.Tensor] = []
         self._sites: list[tuple[PackedWeight, torch.Tensor | None]] = []
         layers = [self._layer(layer) for layer in weights.layers]
@@ -136,7 +137,7 @@ class CpuDecoder:
 
     def _packed(self, weight: torch.Tensor, out_features: int, in_features: int) -> PackedWeight:
         address(weight, self._shape.dtype, (out_features, in_features))
-        return PackedWeight.pack(weight)
+        return self._pack(weight)
 
     def _vector(self, vector: torch.Tensor | None, size: int) -> int:
         """Its address, kept alive; 0 for none."""

@@ -16,7 +16,7 @@ int64_t num_ranks(const LoraSlice& slice) { return slice.rank_end - slice.rank_s
 int64_t width(const LoraSlice& slice) { return slice.out_end - slice.out_start; }
 int64_t num_terms(const LoraSlice& slice) { return padded_inputs(2 * num_ranks(slice)); }
 int64_t packed_elements(int64_t out_features, int64_t in_features) {
-    return packed_weight_bytes(out_features, in_features, Dtype::BFLOAT16) / itemsize(Dtype::BFLOAT16);
+    return packed_weight_bytes(out_features, in_features, Dtype::BFLOAT16, false) / itemsize(Dtype::BFLOAT16);
 }
 int64_t a_elements(const LoraSite& site) { return packed_elements(site.num_ranks, site.in_features); }
 int64_t b_elements(const LoraSlice& slice) { return packed_elements(width(slice), num_terms(slice)); }
@@ -79,7 +79,7 @@ LoraPanels::LoraPanels(const LoraAdapter& adapter, int64_t first_row, int64_t nu
 }
 
 void LoraPanels::pack(const LoraSite& site, const Member& member) {
-    if (member.index == 0 && site.num_ranks) pack_weight(site.a, site.num_ranks, site.in_features, Dtype::BFLOAT16, a_);
+    if (member.index == 0 && site.num_ranks) pack_weight(site.a, site.num_ranks, site.in_features, Dtype::BFLOAT16, false, a_);
     Bfloat16* to = b_;
     int64_t index = 1;
     for (const auto& slice : site.slices) {

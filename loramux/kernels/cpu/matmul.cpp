@@ -3,6 +3,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "bfloat16.h"
 #include "matmul_kernels.h"
 #include "team.h"
 
@@ -13,55 +14,63 @@ namespace {
 // Of one thread's turn at a product.
 constexpr int64_t TURN_BLOCKS = 4;
 
-// Whole pairs (or single values) of the inputs, as they lie in a packed weight: an element for each column, then the next.
-template <class Bits>
+// The elements of a packed weight, of which `vnni` neighbours lie together for each column.
+template <class Element>
 struct Groups {
-    Bits* first;
+    Element* first;
     int64_t block_size;
+    int64_t vnni;
 
-    Groups(const void* blocks, int64_t in_features)
-        : first(static_cast<Bits*>(const_cast<void*>(blocks))), block_size(padded_inputs(in_features) * BLOCK_COLUMNS) {}
+    Groups(const void* blocks, int64_t in_features, Dtype dtype)
+        : first(static_cast<Element*>(const_cast<void*>(blocks))), block_size(padded_inputs(in_features) * BLOCK_COLUMNS),
+          vnni(loramux::vnni(dtype)) {}
 
-    static constexpr int64_t VNNI = 4 / sizeof(Bits);
-
-    Bits& at(int64_t row, int64_t input) const {
-        Bits* block = first + row / BLOCK_COLUMNS * block_size;
-        return block[(input / VNNI * BLOCK_COLUMNS + row % BLOCK_COLUMNS) * VNNI + input % VNNI];
+    Element& at(int64_t row, int64_t input) const {
+        Element* block = first + row / BLOCK_COLUMNS * block_size;
+        return block[(input / vnni * BLOCK_COLUMNS + row % BLOCK_COLUMNS) * vnni + input % vnni];
     }
 };
 
-template <class Bits>
-void pack(const Bits* weight, int64_t out_features, int64_t in_features, void* packed) {
-    const Groups<Bits> groups(packed, in_features);
+template <class Element>
+void pack(const void* from, int64_t out_features, int64_t in_features, Dtype dtype, void* packed) {
+    const Groups<Element> groups(packed, in_features, dtype);
+    const auto* weight = static_cast<const Element*>(from);
     for (int64_t row = 0; row < out_features; ++row)
         for (int64_t input = 0; input < in_features; ++input) groups.at(row, input) = weight[row * in_features + input];
 }
 
-template <class Bits>
-void unpack(const PackedWeight& weight, int64_t row, Bits* to) {
-    const Groups<Bits> groups(weight.blocks, weight.in_features);
-    for (int64_t input = 0; input < weight.in_features; ++input) to[input] = groups.at(row, input);
+// Calls use(input, element) for every input of a row.
+template <class Element, class Use>
+void each_of_row(const PackedWeight& weight, int64_t row, Use use) {
+    const Groups<Element> groups(weight.blocks, weight.in_features, weight.dtype);
+    for (int64_t input = 0; input < weight.in_features; ++input) use(input, groups.at(row, input));
 }
 
 }  // namespace
 
-int64_t packed_weight_bytes(int64_t out_features, int64_t in_features, Dtype dtype) {
-    return num_column_blocks(out_features) * BLOCK_COLUMNS * padded_inputs(in_features) * itemsize(dtype);
+int64_t packed_weight_bytes(int64_t out_features, int64_t in_features, Dtype dtype, bool is_int8) {
+    return num_column_blocks(out_features) * BLOCK_COLUMNS * padded_inputs(in_features) * (is_int8 ? 1 : itemsize(dtype));
 }
 
-void pack_weight(const void* weight, int64_t out_features, int64_t in_features, Dtype dtype, void* packed) {
-    std::memset(packed, 0, packed_weight_bytes(out_features, in_features, dtype));
-    if (dtype == Dtype::FLOAT32)
-        pack(static_cast<const uint32_t*>(weight), out_features, in_features, packed);
-    else
-        pack(static_cast<const uint16_t*>(weight), out_features, in_features, packed);
+void pack_weight(const void* weight, int64_t out_features, int64_t in_features, Dtype dtype, bool is_int8, void* packed) {
+    std::memset(packed, 0, packed_weight_bytes(out_features, in_features, dtype, is_int8));
+    const auto of_element = is_int8 ? pack<int8_t> : dtype == Dtype::FLOAT32 ? pack<float> : pack<Bfloat16>;
+    of_element(weight, out_features, in_features, dtype, packed);
 }
 
 void unpack_row(const PackedWeight& weight, int64_t row, void* to) {
-    if (weight.dtype == Dtype::FLOAT32)
-        unpack(weight, row, static_cast<uint32_t*>(to));
+    auto* wide = static_cast<float*>(to);
+    auto* narrow = static_cast<Bfloat16*>(to);
+    const bool is_float32 = weight.dtype == Dtype::FLOAT32;
+    if (weight.scales)
+        each_of_row<int8_t>(weight, row, [&](int64_t input, int8_t step) {
+            const float value = static_cast<float>(step) * weight.scales[row];
+            is_float32 ? void(wide[input] = value) : void(narrow[input].bits = float_to_bfloat16(value));
+        });
+    else if (is_float32)
+        each_of_row<float>(weight, row, [&](int64_t input, float value) { wide[input] = value; });
     else
-        unpack(weight, row, static_cast<uint16_t*>(to));
+        each_of_row<Bfloat16>(weight, row, [&](int64_t input, Bfloat16 value) { narrow[input] = value; });
 }
 
 MatmulKernel matmul_kernel(Isa isa, Dtype dtype, bool y_is_float32) {

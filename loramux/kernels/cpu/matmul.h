@@ -14,20 +14,22 @@ inline int64_t padded_inputs(int64_t in_features) { return (in_features + INPUT_
 inline int64_t num_column_blocks(int64_t out_features) { return (out_features + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS; }
 
 // W [out_features, in_features] as [column blocks][padded inputs / VNNI][BLOCK_COLUMNS][VNNI], zeros where W ends; 64-byte aligned.
+// Elements are of the dtype that products are computed in, or, where there are scales [out_features], int8: W is each row times its scale.
 struct PackedWeight {
     const void* blocks;
     int64_t out_features;
     int64_t in_features;
     Dtype dtype;
+    const float* scales = nullptr;
 };
 
 // Of the packed form; its first byte is at a multiple of 64, in memory or in a file.
-int64_t packed_weight_bytes(int64_t out_features, int64_t in_features, Dtype dtype);
+int64_t packed_weight_bytes(int64_t out_features, int64_t in_features, Dtype dtype, bool is_int8);
 
-// weight [out_features, in_features], contiguous, of the dtype; packed of packed_weight_bytes.
-void pack_weight(const void* weight, int64_t out_features, int64_t in_features, Dtype dtype, void* packed);
+// weight [out_features, in_features], contiguous, of the dtype or int8; packed of packed_weight_bytes.
+void pack_weight(const void* weight, int64_t out_features, int64_t in_features, Dtype dtype, bool is_int8, void* packed);
 
-// Row `row` of W as it was before packing, [in_features] of its dtype.
+// Row `row` of W, [in_features] of its dtype: as it was before packing, or as near to int8 times its scale as the dtype comes.
 void unpack_row(const PackedWeight& weight, int64_t row, void* to);
 
 // x [num_rows, padded inputs] of W's dtype, rows x_stride elements apart, zeros past the inputs; bias of W's dtype, or null. y

@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include "matmul_tiles.h"
 #include "vectors_avx512.h"
 
@@ -76,6 +78,8 @@ void multiply_panel(const Matmul& of, int64_t block) {
 
 template <class Y>
 void multiply_amx(const Matmul& of, int64_t first_block, int64_t end_block) {
+    // Tiles take bfloat16, which int8 has to become first: the vectors' kernel does.
+    if (of.weight.scales) return matmul_avx512_bf16(Dtype::BFLOAT16, std::is_same_v<Y, float>)(of, first_block, end_block);
     const bool few_rows = of.num_rows < TILE_SIZE;
     if (few_rows) TileConfig(static_cast<int>(of.num_rows)).load();
     int64_t block = first_block;

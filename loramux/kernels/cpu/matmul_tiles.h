@@ -27,10 +27,8 @@ class Finish {
     template <class T>
     Finish(const Matmul& of, const T* bias, int64_t first)
         : y_(static_cast<Y*>(of.y) + first), y_stride_(of.y_stride), count_(std::min<int64_t>(COLUMNS, of.weight.out_features - first)) {
-        for (int i = 0; i < COLUMNS; i += V::W) {
-            const int64_t left = count_ - i;
-            V::store(bias_ + i, !bias || left <= 0 ? V::all(0) : left < V::W ? V::load(bias + first + i, left) : V::load(bias + first + i));
-        }
+        gather(of.weight.scales, first, 1, scale_);
+        gather(bias, first, 0, bias_);
     }
 
     void operator()(int64_t first_row, int64_t num_rows, const float* sums) const {
@@ -38,9 +36,19 @@ class Finish {
     }
 
    private:
+    template <class T>
+    void gather(const T* of_columns, int64_t first, float otherwise, float* to) const {
+        for (int i = 0; i < COLUMNS; i += V::W) {
+            const int64_t left = count_ - i;
+            V::store(to + i, !of_columns || left <= 0 ? V::all(otherwise)
+                             : left < V::W           ? V::load(of_columns + first + i, left)
+                                                     : V::load(of_columns + first + i));
+        }
+    }
+
     void finish(Y* y, const float* sums) const {
         for (int i = 0; i < COLUMNS; i += V::W) {
-            const typename V::F values = V::add(V::load(sums + i), V::load(bias_ + i));
+            const typename V::F values = V::multiply_add(V::load(sums + i), V::load(scale_ + i), V::load(bias_ + i));
             const int64_t left = count_ - i;
             if (left >= V::W)
                 V::store(y + i, values);
@@ -52,7 +60,38 @@ class Finish {
     Y* y_;
     int64_t y_stride_;
     int64_t count_;
+    alignas(64) float scale_[COLUMNS];
     alignas(64) float bias_[COLUMNS];
+};
+
+// BLOCKS column blocks of a packed weight, some inputs at a time, as elements T.
+template <class V, class T, int BLOCKS>
+class Columns {
+   public:
+    struct Chunk {
+        const T* elements;
+        int64_t block_size;
+    };
+
+    Columns(const PackedWeight& weight, int64_t block)
+        : weight_(weight), block_size_(padded_inputs(weight.in_features) * BLOCK_COLUMNS), first_(block * block_size_) {}
+
+    // Valid until the next call.
+    Chunk at(int64_t input, int64_t num_inputs) {
+        const int64_t first = first_ + input * BLOCK_COLUMNS;
+        if (!weight_.scales) return {static_cast<const T*>(weight_.blocks) + first, block_size_};
+        const auto* steps = static_cast<const int8_t*>(weight_.blocks) + first;
+        constexpr int64_t SIZE = CHUNK_INPUTS * BLOCK_COLUMNS;
+        for (int block = 0; block < BLOCKS; ++block)
+            for (int64_t i = 0; i < num_inputs * BLOCK_COLUMNS; i += V::W)
+                V::store(widened_ + block * SIZE + i, V::load(steps + block * block_size_ + i));
+        return {widened_, SIZE};
+    }
+
+   private:
+    const PackedWeight& weight_;
+    const int64_t block_size_, first_;
+    alignas(64) T widened_[BLOCKS * CHUNK_INPUTS * BLOCK_COLUMNS];
 };
 
 // sums += x W^T for ROWS rows and BLOCKS blocks, over `num_inputs` inputs.
@@ -92,17 +131,19 @@ void add_rows(const T* x, int64_t x_stride, int64_t num_rows, const T* weights, 
 template <class V, class T, class Y, int BLOCKS>
 void multiply_panel(const Matmul& of, int64_t block) {
     constexpr int COLUMNS = BLOCKS * BLOCK_COLUMNS;
-    const int64_t num_inputs = padded_inputs(of.weight.in_features), block_size = num_inputs * BLOCK_COLUMNS;
-    const T* weights = static_cast<const T*>(of.weight.blocks) + block * block_size;
+    const int64_t num_inputs = padded_inputs(of.weight.in_features);
+    Columns<V, T, BLOCKS> columns(of.weight, block);
     const Finish<V, Y, COLUMNS> finish(of, static_cast<const T*>(of.bias), block * BLOCK_COLUMNS);
     for (int64_t row = 0; row < of.num_rows; row += PANEL_ROWS) {
         const int64_t num_rows = std::min(PANEL_ROWS, of.num_rows - row);
         const T* x = static_cast<const T*>(of.x) + row * of.x_stride;
         Sums<PANEL_ROWS, COLUMNS> sums;
         std::fill_n(sums.values, num_rows * COLUMNS, 0.0f);
-        for (int64_t input = 0; input < num_inputs; input += CHUNK_INPUTS)
-            add_rows<V, T, V::TILE_ROWS, BLOCKS>(x + input, of.x_stride, num_rows, weights + input * BLOCK_COLUMNS, block_size,
-                                                 std::min(CHUNK_INPUTS, num_inputs - input), sums.values);
+        for (int64_t input = 0; input < num_inputs; input += CHUNK_INPUTS) {
+            const int64_t count = std::min(CHUNK_INPUTS, num_inputs - input);
+            const auto chunk = columns.at(input, count);
+            add_rows<V, T, V::TILE_ROWS, BLOCKS>(x + input, of.x_stride, num_rows, chunk.elements, chunk.block_size, count, sums.values);
+        }
         finish(row, num_rows, sums.values);
     }
 }

@@ -11,7 +11,17 @@ from loramux.kernels.cpu.decoder import CpuDecoder
 from loramux.kernels.cpu.dtypes import DTYPES
 from loramux.kernels.cpu.lora import CpuLoraSlots
 from loramux.kernels.cpu.sampling import choose_tokens, row_peaks, token_logprobs
-from loramux.kernels.ops import Decoder, DecoderShape, DecoderWeights, LogprobRows, LoraLimits, LoraShape, LoraSlots, SamplingRow
+from loramux.kernels.ops import (
+    Decoder,
+    DecoderShape,
+    DecoderWeights,
+    LogprobRows,
+    LoraLimits,
+    LoraShape,
+    LoraSlots,
+    Quantization,
+    SamplingRow,
+)
 from loramux.kernels.reference.ops import ReferenceOps
 
 
@@ -26,8 +36,10 @@ class CpuOps:
         self.name = f"cpu-{self.isa.name.lower()}"
         self._reference = ReferenceOps()
 
-    def decoder(self, shape: DecoderShape, weights: DecoderWeights) -> Decoder:
-        return CpuDecoder(shape, weights, self.isa) if shape.dtype in DTYPES else self._reference.decoder(shape, weights)
+    def decoder(self, shape: DecoderShape, weights: DecoderWeights, quantization: Quantization | None = None) -> Decoder:
+        if shape.dtype in DTYPES:
+            return CpuDecoder(shape, weights, quantization, self.isa)
+        return self._reference.decoder(shape, weights, quantization)
 
     def lora_slots(self, shape: LoraShape, limits: LoraLimits) -> LoraSlots:
         return CpuLoraSlots(shape, self.isa) if shape.dtype in DTYPES else self._reference.lora_slots(shape, limits)

@@ -23,6 +23,9 @@ struct Avx2 {
         const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
     }
+    static F load(const int8_t* from) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+    }
     template <class T>
     static F load(const T* from, int64_t count) {
         T padded[W] = {};

@@ -23,6 +23,9 @@ struct Avx512 {
         const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
     }
+    static F load(const int8_t* from) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+    }
     static F load(const float* from, int64_t count) { return _mm512_maskz_loadu_ps(first(count), from); }
     static F load(const Bfloat16* from, int64_t count) {
         Bfloat16 padded[W] = {};

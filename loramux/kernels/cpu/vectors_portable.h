@@ -35,6 +35,12 @@ struct Portable {
         return result;
     }
 
+    static F load(const int8_t* from) {
+        F result{};
+        for (int i = 0; i < W; ++i) result[i] = from[i];
+        return result;
+    }
+
     // The first count < W elements, zeros after them.
     template <class T>
     static F load(const T* from, int64_t count) {

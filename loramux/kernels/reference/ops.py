@@ -15,6 +15,7 @@ from loramux.kernels.ops import (
     LoraLimits,
     LoraShape,
     LoraSlots,
+    Quantization,
     SamplingRow,
 )
 from loramux.kernels.reference.apply_bitmask import apply_bitmask
@@ -23,6 +24,7 @@ from loramux.kernels.reference.kv_cache import write_kv
 from loramux.kernels.reference.linear import linear
 from loramux.kernels.reference.lora import ReferenceLoraSlots
 from loramux.kernels.reference.paged_attention import AttentionPlan, paged_attention, plan_attention
+from loramux.kernels.reference.quantization import fake_quantized
 from loramux.kernels.reference.rms_norm import rms_norm
 from loramux.kernels.reference.rope import rope
 from loramux.kernels.reference.sampling import choose_tokens, row_peaks, token_logprobs
@@ -37,8 +39,8 @@ class ReferenceOps:
     def __init__(self) -> None:
         self._planned: tuple[AttentionBatch, int, int | None, AttentionPlan] | None = None
 
-    def decoder(self, shape: DecoderShape, weights: DecoderWeights) -> Decoder:
-        return TorchDecoder(shape, weights, self)
+    def decoder(self, shape: DecoderShape, weights: DecoderWeights, quantization: Quantization | None = None) -> Decoder:
+        return TorchDecoder(shape, weights if quantization is None else fake_quantized(weights), self)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return linear(x, weight, bias)

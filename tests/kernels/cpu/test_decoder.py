@@ -22,6 +22,7 @@ from loramux.kernels.ops import (
     LoraLimits,
     LoraShape,
     Ops,
+    Quantization,
     SiteShape,
     SiteWeights,
     SliceWeights,
@@ -165,10 +166,16 @@ def spans(rng: random.Random, num_seqs: int) -> list[list[tuple[int, int]]]:
 
 
 def run(
-    ops: Ops, shape: DecoderShape, weights: DecoderWeights, adapters: list[AdapterWeights], seqs: list[Sequence], seed: int
+    ops: Ops,
+    shape: DecoderShape,
+    weights: DecoderWeights,
+    adapters: list[AdapterWeights],
+    seqs: list[Sequence],
+    seed: int,
+    quantization: Quantization | None = None,
 ) -> torch.Tensor:
     """float32 logits of every token of every step [tokens, vocab]"""
-    decoder = ops.decoder(shape, weights)
+    decoder = ops.decoder(shape, weights, quantization)
     slots = ops.lora_slots(lora_shape(shape, len(list(weights.layers))), LoraLimits(4, 64, 512))
     prepared = [slots.prepare(each) for each in adapters]
     caches = decoder.new_kv_caches(NUM_BLOCKS, BLOCK_SIZE)
@@ -215,6 +222,16 @@ def test_float32_equals_the_reference(isa: Any, name: str, extras: bool, owners:
     adapters = [draw.adapter(lora_shape(shape, 2), rank) for rank in (3, 16, 8)]
     seqs = make_sequences(draw.rng, shape.vocab_size, owners)
     got, want = (run(ops, shape, weights, adapters, seqs, seed=1) for ops in (CpuOps(isa), ReferenceOps()))
+    torch.testing.assert_close(got, want, atol=TOLERANCE * want.abs().max().item(), rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied"])
+def test_8_bits_equal_the_reference(isa: Any, tied: bool) -> None:
+    draw = Random(random.randrange(2**31))
+    weights = draw.weights(SHAPE, extras=True, tied=tied)
+    adapters = [draw.adapter(lora_shape(SHAPE, 2), rank) for rank in (3, 16)]
+    seqs = make_sequences(draw.rng, SHAPE.vocab_size, [None, 0, 1, 1])
+    got, want = (run(ops, SHAPE, weights, adapters, seqs, 1, "int8") for ops in (CpuOps(isa), ReferenceOps()))
     torch.testing.assert_close(got, want, atol=TOLERANCE * want.abs().max().item(), rtol=TOLERANCE)
 
 

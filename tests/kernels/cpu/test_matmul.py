@@ -10,6 +10,7 @@ import torch
 _native = pytest.importorskip("loramux.kernels.cpu._native", reason="the native kernels are not built", exc_type=ImportError)
 
 from loramux.kernels.cpu.matmul import PackedWeight, matmul  # noqa: E402
+from loramux.kernels.reference.quantization import quantize  # noqa: E402
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
@@ -44,6 +45,28 @@ def test_a_row_does_not_depend_on_its_companions(isa: Any, dtype: torch.dtype) -
     together = matmul(x, packed, None, torch.float32, isa)
     alone = torch.cat([matmul(row[None], packed, None, torch.float32, isa) for row in x])
     assert torch.equal(together, alone)
+
+
+@pytest.mark.parametrize("num_rows", [1, 3, 17, 67])
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_products_of_8_bits_equal_their_equation(isa: Any, dtype: torch.dtype, num_rows: int) -> None:
+    weight = (torch.randn(83, 300) / 300**0.5).to(dtype)
+    weight[7] = 0
+    x, bias = torch.randn(num_rows, 300).to(dtype), torch.randn(83).to(dtype)
+    values, scales = quantize(weight)
+    want = x.double() @ (values * scales.double()[:, None]).T + bias.double()
+    got = matmul(x, PackedWeight.quantize(weight), bias, torch.float32, isa)
+    torch.testing.assert_close(got.double(), want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_8_bits_come_back_as_the_reference_rounds(dtype: torch.dtype) -> None:
+    weight = torch.randn(61, 97).to(dtype)
+    weight[3] = 0
+    unpacked = PackedWeight.quantize(weight).unpack()
+    assert torch.equal(unpacked, quantize(weight).dequantize(dtype))
+    step = weight.float().abs().amax(1, keepdim=True) / 127
+    assert ((unpacked.float() - weight.float()).abs() <= step * 0.51 + unpacked.float().abs() * torch.finfo(dtype).eps).all()
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
