@@ -20,6 +20,7 @@ from loramux.engine.model.decoder import DecoderModel
 from loramux.engine.model.load import load_model
 from loramux.engine.prefix import BLOCK_SIZE
 from loramux.engine.runner import ModelRunner
+from loramux.engine.step_budget import PROBED_TOKENS, StepBudget
 from loramux.engine.types import EngineInfo, GenerationRequest
 from loramux.errors import StartupFailed
 from loramux.grammar.service import WorkerGrammarService
@@ -89,7 +90,7 @@ def build_core(config: EngineConfig, fetch_adapter: FetchAdapter, wake: Callable
         adapters=HostCache(int(config.lora_host_gib * GIB), load_adapter),
         slots=SlotTable(config.max_loras, slots.num_pages),
         slot_turn_steps=CPU_SLOT_TURN_STEPS if device == "cpu" else DEVICE_SLOT_TURN_STEPS,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        budget=_step_budget(runner, config.max_num_batched_tokens),
         wake=wake,
     )
 
@@ -117,6 +118,12 @@ def _num_blocks(config: EngineConfig, model: DecoderModel) -> int:
     """How many KV blocks the memory budget holds."""
     kv_bytes = config.kv_cache_gib * GIB if config.kv_cache_gib is not None else min(4 * GIB, _memory_bytes() / 8)
     return int(kv_bytes // (model.kv_bytes_per_token() * BLOCK_SIZE))
+
+
+def _step_budget(runner: ModelRunner, max_num_tokens: int) -> StepBudget:
+    """Calibrated by steps of this engine on this machine, each tried twice."""
+    seconds = {size: min(runner.time_step(size), runner.time_step(size)) for size in PROBED_TOKENS if size <= max_num_tokens}
+    return StepBudget(max_num_tokens, seconds if len(seconds) > 1 else None)
 
 
 def _lora_limits(config: EngineConfig) -> LoraLimits:

@@ -21,6 +21,7 @@ from loramux.engine.protocol import Placed
 from loramux.engine.residency import AdapterResidencies
 from loramux.engine.scheduler import Scheduler, TextFactory
 from loramux.engine.sequence import RequestState
+from loramux.engine.step_budget import StepBudget
 from loramux.engine.types import AdapterResidency, EngineInfo, EngineStats, GenerationRequest, RequestEnd, TokenDelta
 from loramux.errors import ContextLengthExceeded, EngineFailed, Failure, InvalidRequest, LoramuxError
 from loramux.grammar.types import CompiledGrammar, GrammarService
@@ -96,7 +97,7 @@ class EngineCore:
         adapters: HostCache[HostAdapter],
         slots: SlotTable,
         slot_turn_steps: int,
-        max_num_batched_tokens: int,
+        budget: StepBudget,
         wake: Callable[[], None],
     ) -> None:
         self.info = info
@@ -110,7 +111,7 @@ class EngineCore:
             self._blocks,
             self._slots,
             max_num_seqs=info.max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
+            budget=budget,
             max_model_len=info.base.max_model_len,
             text_factory=text_factory,
             slot_turn_steps=slot_turn_steps,

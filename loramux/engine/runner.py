@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ class ModelRunner:
         self._model = model
         self._ops = ops
         self._lora_slots = lora_slots
+        self._num_blocks = num_blocks
         self._kv = model.new_kv_caches(num_blocks, BLOCK_SIZE)
         self._bitmask = torch.zeros((max_num_seqs, -(-model.config.vocab_size // 32)), dtype=torch.int32)
         self._mask_filler = ThreadPoolExecutor(1, thread_name_prefix="mask")
@@ -58,6 +60,24 @@ class ModelRunner:
         if masks is not None:
             masks.result()
         return self._collect(plan, batch, logits)
+
+    @torch.inference_mode()
+    def time_step(self, num_tokens: int) -> float:
+        """Seconds that a forward over so many tokens takes. Overwrites the first blocks: only before there are requests.
+
+        No more tokens are taken than the blocks hold.
+        """
+        num_tokens = min(num_tokens, self._num_blocks * BLOCK_SIZE)
+        attention = AttentionBatch(
+            query_starts=(0, num_tokens),
+            context_lens=(num_tokens,),
+            block_tables=torch.arange(-(-num_tokens // BLOCK_SIZE))[None],
+            kv_slots=torch.arange(num_tokens),
+        )
+        token_ids, last = torch.zeros(num_tokens, dtype=torch.int64), torch.tensor([num_tokens - 1])
+        start = time.perf_counter()
+        self._model.forward(token_ids, torch.arange(num_tokens), self._kv, attention, None, last)
+        return time.perf_counter() - start
 
     def _lora(self, segments: list[LoraSegment], logit_rows: list[int]) -> StepLora | None:
         """None for a step of base requests alone, which then costs what it would without adapters."""

@@ -23,6 +23,7 @@ from loramux.engine.plan import Chunk, SampledToken, StepPlan, StepResult
 from loramux.engine.prefix import BLOCK_SIZE
 from loramux.engine.sequence import BlockTable, RequestState, Sequence, TextStream
 from loramux.engine.slot_turns import SlotTurns
+from loramux.engine.step_budget import StepBudget
 from loramux.engine.types import GenerationRequest, RequestEnd, TokenDelta
 from loramux.errors import EngineFailed, Failure, GrammarTooComplex
 from loramux.lora.slots import SlotTable
@@ -86,7 +87,7 @@ class Scheduler:
         slots: SlotTable,
         *,
         max_num_seqs: int,
-        max_num_batched_tokens: int,
+        budget: StepBudget,
         max_model_len: int,
         text_factory: TextFactory,
         slot_turn_steps: int = 4,
@@ -96,7 +97,7 @@ class Scheduler:
         self._blocks = blocks
         self._slots = slots
         self._max_num_seqs = max_num_seqs
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self._budget = budget
         self._max_model_len = max_model_len
         self._text_factory = text_factory
         self._requests: dict[str, RequestState] = {}
@@ -170,7 +171,8 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Take blocks and slots for one step. The plan is empty only when nothing waits or runs."""
         self._turn_slots()
-        step = _Step(self._max_num_batched_tokens)
+        num_decodes = sum(1 for sequence in self._running if sequence.num_uncomputed_tokens == 1)
+        step = _Step(self._budget.of_step(num_decodes))
         num_preemptions = self.counters.num_preemptions
         self._continue_running(step)
         if self.counters.num_preemptions == num_preemptions:

@@ -8,6 +8,7 @@ from loramux.engine.block_pool import BlockPool
 from loramux.engine.detokenize import TextPiece
 from loramux.engine.plan import StepPlan
 from loramux.engine.scheduler import Scheduler
+from loramux.engine.step_budget import StepBudget
 from loramux.engine.types import GenerationRequest, RequestEnd
 from loramux.lora.slots import SlotTable
 from tests.engine.symbolic import SymbolicRunner, make_state
@@ -49,7 +50,7 @@ class Bench:
             self.blocks,
             self.slots,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=budget,
+            budget=StepBudget(budget),
             max_model_len=max_model_len,
             text_factory=lambda _: LetterText(),
             slot_turn_steps=turn_steps,

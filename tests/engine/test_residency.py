@@ -13,6 +13,7 @@ import pytest
 
 from loramux.engine.core import EngineCore
 from loramux.engine.protocol import Placed
+from loramux.engine.step_budget import StepBudget
 from loramux.engine.types import AdapterResidency, GenerationRequest, RequestEnd
 from loramux.errors import AdapterLoading
 from loramux.grammar.types import CompiledGrammar, Constraint
@@ -73,7 +74,7 @@ class Engine:
             adapters=self.cache,
             slots=self.slots,
             slot_turn_steps=4,
-            max_num_batched_tokens=64,
+            budget=StepBudget(64),
             wake=lambda: None,
         )
         self.placed: dict[str, str | None] = {}

@@ -46,7 +46,7 @@ def test_only_flags_that_were_given_count() -> None:
 def test_every_setting_has_its_flag() -> None:
     shown = CliRunner().invoke(command, ["serve", "--help"], env={"COLUMNS": "200"}).output
     assert [name for name in Settings.model_fields if "--" + name.replace("_", "-") not in shown] == []
-    assert "--quantization" not in shown and "--engines" not in shown
+    assert "--engines" not in shown
 
 
 def _serve(directory: Path, *flags: str) -> subprocess.CompletedProcess[str]:
