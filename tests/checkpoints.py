@@ -67,7 +67,10 @@ def save_model(directory: Path, config: PretrainedConfig, *, seed: int = 0, max_
 
 
 def save_tiny_llama(directory: Path) -> None:
-    """A complete Llama: 2 layers, hidden 64, 4 heads over 2 key heads, 512 positions. Logits spread enough that ties are rare."""
+    """A complete Llama: 2 layers, hidden 64, 4 heads over 2 key heads. Logits spread enough that ties are rare.
+
+    8,192 positions: a stream may outlast what is done meanwhile.
+    """
     save_tokenizer(directory)
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
@@ -76,7 +79,7 @@ def save_tiny_llama(directory: Path) -> None:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=512,
+        max_position_embeddings=8192,
         initializer_range=0.2,
         bos_token_id=IM_START,
         eos_token_id=IM_END,

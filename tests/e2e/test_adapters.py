@@ -25,7 +25,7 @@ ADAPTER_BYTES = 10240
 HOST_ADAPTERS = 6
 """How many host memory holds."""
 QUESTION = {"prompt": "The keeper of the lighthouse", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
-NUM_STREAMED_TOKENS = 250
+NUM_STREAMED_TOKENS = 2500
 """Enough that a stream outlasts what is done meanwhile."""
 
 

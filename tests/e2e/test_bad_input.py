@@ -91,7 +91,7 @@ def test_ignorable_fields_are_ignored(world: World) -> None:
 
 def test_over_long_prompt(world: World) -> None:
     _assert_error(
-        _post(world, "/v1/completions", json={"model": "tiny", "prompt": [5] * 600, "max_tokens": 1}), 400, "context_length_exceeded"
+        _post(world, "/v1/completions", json={"model": "tiny", "prompt": [5] * 9000, "max_tokens": 1}), 400, "context_length_exceeded"
     )
 
 

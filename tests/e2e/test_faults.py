@@ -23,7 +23,7 @@ FLAGS = ("--dtype", "float32", "--kv-cache-gib", "0.05")
 def test_a_killed_engine_ends_streams_with_an_error_event_and_comes_back(tiny_llama: Path, tmp_path: Path) -> None:
     with running_server(tiny_llama, tmp_path / "data", *FLAGS) as server:
         headers = {"Authorization": f"Bearer {server.new_tenant('acme')}"}
-        body = {"model": "tiny", "prompt": "x", "max_tokens": 450, "ignore_eos": True}
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 4000, "ignore_eos": True}
         whole: list[httpx.Response] = []
         waiter = threading.Thread(
             target=lambda: whole.append(httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60))
@@ -83,7 +83,7 @@ def test_what_is_registered_survives_a_restart(tiny_llama: Path, tmp_path: Path)
 def test_sigterm_finishes_what_is_in_flight(tiny_llama: Path, tmp_path: Path) -> None:
     with running_server(tiny_llama, tmp_path / "data", *FLAGS) as server:
         headers = {"Authorization": f"Bearer {server.new_tenant('acme')}"}
-        body = {"model": "tiny", "prompt": "x", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
         lines: list[str] = []
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, headers=headers, timeout=60) as response:
             for line in response.iter_lines():
@@ -98,7 +98,7 @@ def test_sigterm_finishes_what_is_in_flight(tiny_llama: Path, tmp_path: Path) ->
 def test_a_second_signal_ends_what_is_in_flight(tiny_llama: Path, tmp_path: Path) -> None:
     with running_server(tiny_llama, tmp_path / "data", *FLAGS) as server:
         headers = {"Authorization": f"Bearer {server.new_tenant('acme')}"}
-        body = {"model": "tiny", "prompt": "x", "max_tokens": 450, "n": 8, "ignore_eos": True}
+        body = {"model": "tiny", "prompt": "x", "max_tokens": 4000, "n": 8, "ignore_eos": True}
         whole: list[httpx.Response] = []
         waiter = threading.Thread(
             target=lambda: whole.append(httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=60))

@@ -151,7 +151,7 @@ def test_errors_arrive_as_typed_exceptions(world: World) -> None:
         create(model="other")
     assert base.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as long:
-        create(messages=[{"role": "user", "content": "birds over the water " * 400}])
+        create(messages=[{"role": "user", "content": "birds over the water " * 4000}])
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError) as schema:
         create(response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "array", "uniqueItems": True}}})
@@ -172,7 +172,7 @@ def test_errors_arrive_as_typed_exceptions(world: World) -> None:
 
 
 def test_hanging_up_ends_the_request(world: World) -> None:
-    body = {"model": "tiny", "prompt": "x", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    body = {"model": "tiny", "prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
     with httpx.stream(
         "POST", f"{world.server.url}/v1/completions", json=body, headers={"Authorization": f"Bearer {world.acme_key}"}
     ) as response:
