@@ -23,7 +23,7 @@ struct Groups {
 
     Groups(const void* blocks, int64_t in_features, Dtype dtype)
         : first(static_cast<Element*>(const_cast<void*>(blocks))), block_size(padded_inputs(in_features) * BLOCK_COLUMNS),
-          vnni(loramux::vnni(dtype)) {}
+          vnni(sizeof(Element) == sizeof(int8_t) ? 1 : loramux::vnni(dtype)) {}
 
     Element& at(int64_t row, int64_t input) const {
         Element* block = first + row / BLOCK_COLUMNS * block_size;

@@ -14,7 +14,8 @@ inline int64_t padded_inputs(int64_t in_features) { return (in_features + INPUT_
 inline int64_t num_column_blocks(int64_t out_features) { return (out_features + BLOCK_COLUMNS - 1) / BLOCK_COLUMNS; }
 
 // W [out_features, in_features] as [column blocks][padded inputs / VNNI][BLOCK_COLUMNS][VNNI], zeros where W ends; 64-byte aligned.
-// Elements are of the dtype that products are computed in, or, where there are scales [out_features], int8: W is each row times its scale.
+// Elements are of the dtype that products are computed in. Where there are scales [out_features] they are int8, W is each row times its
+// scale, and the form is [column blocks][padded inputs][BLOCK_COLUMNS].
 struct PackedWeight {
     const void* blocks;
     int64_t out_features;

@@ -1,6 +1,7 @@
 #include <type_traits>
 
 #include "matmul_tiles.h"
+#include "scratch.h"
 #include "vectors_avx512.h"
 
 namespace loramux {
@@ -54,12 +55,27 @@ template <bool TWO_ROWS, bool TWO_BLOCKS>
     if (TWO_ROWS && TWO_BLOCKS) _tile_stored(3, sums1 + TILE_SIZE, sums_bytes);
 }
 
+// Of one block or two: as they lie in the weight, or widened to memory that is good until the thread's next call.
+const Bfloat16* columns_of(const PackedWeight& weight, int64_t block, int64_t num_blocks) {
+    const int64_t block_size = padded_inputs(weight.in_features) * BLOCK_COLUMNS, size = num_blocks * block_size;
+    if (!weight.scales) return static_cast<const Bfloat16*>(weight.blocks) + block * block_size;
+    thread_local Scratch memory;
+    const auto* steps = static_cast<const int8_t*>(weight.blocks) + block * block_size;
+    auto* columns = static_cast<Bfloat16*>(memory.reserve(size * sizeof(Bfloat16)));
+    constexpr int64_t PAIRS = VNNI<Bfloat16> * BLOCK_COLUMNS;
+    for (int64_t i = 0; i < size; i += PAIRS) {
+        const auto pairs = Avx512::widen_packed<Bfloat16>(steps + i, BLOCK_COLUMNS);
+        std::memcpy(columns + i, &pairs, sizeof pairs);
+    }
+    return columns;
+}
+
 // All rows of one block or two. Where the last tile of rows would not be whole it begins before its place and makes some rows again.
 template <class Y, bool TWO_BLOCKS>
 void multiply_panel(const Matmul& of, int64_t block) {
     constexpr int COLUMNS = (TWO_BLOCKS ? 2 : 1) * TILE_SIZE;
     const int64_t num_inputs = padded_inputs(of.weight.in_features), block_size = num_inputs * BLOCK_COLUMNS;
-    const auto* weights = static_cast<const Bfloat16*>(of.weight.blocks) + block * block_size;
+    const Bfloat16* weights = columns_of(of.weight, block, TWO_BLOCKS ? 2 : 1);
     const auto* x = static_cast<const Bfloat16*>(of.x);
     const int64_t x_bytes = of.x_stride * sizeof(Bfloat16), last = std::max<int64_t>(0, of.num_rows - TILE_SIZE);
     const int64_t num_rows = std::min(TILE_SIZE, of.num_rows);
@@ -78,9 +94,9 @@ void multiply_panel(const Matmul& of, int64_t block) {
 
 template <class Y>
 void multiply_amx(const Matmul& of, int64_t first_block, int64_t end_block) {
-    // Tiles take bfloat16, which int8 has to become first: the vectors' kernel does.
-    if (of.weight.scales) return matmul_avx512_bf16(Dtype::BFLOAT16, std::is_same_v<Y, float>)(of, first_block, end_block);
     const bool few_rows = of.num_rows < TILE_SIZE;
+    // Which would not be worth writing widened columns to memory for.
+    if (few_rows && of.weight.scales) return matmul_avx512_bf16(Dtype::BFLOAT16, std::is_same_v<Y, float>)(of, first_block, end_block);
     if (few_rows) TileConfig(static_cast<int>(of.num_rows)).load();
     int64_t block = first_block;
     for (; block + 2 <= end_block; block += 2) multiply_panel<Y, true>(of, block);

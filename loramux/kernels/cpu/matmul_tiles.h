@@ -64,85 +64,91 @@ class Finish {
     alignas(64) float bias_[COLUMNS];
 };
 
-// BLOCKS column blocks of a packed weight, some inputs at a time, as elements T.
+// Vectors of BLOCKS column blocks as they lie in a weight of elements T.
 template <class V, class T, int BLOCKS>
-class Columns {
-   public:
-    struct Chunk {
-        const T* elements;
-        int64_t block_size;
-    };
+struct StoredColumns {
+    static constexpr int OF_BLOCK = BLOCK_COLUMNS / V::W, VECTORS = BLOCKS * OF_BLOCK;
 
-    Columns(const PackedWeight& weight, int64_t block)
-        : weight_(weight), block_size_(padded_inputs(weight.in_features) * BLOCK_COLUMNS), first_(block * block_size_) {}
+    const T* first;
+    int64_t block_size;
 
-    // Valid until the next call.
-    Chunk at(int64_t input, int64_t num_inputs) {
-        const int64_t first = first_ + input * BLOCK_COLUMNS;
-        if (!weight_.scales) return {static_cast<const T*>(weight_.blocks) + first, block_size_};
-        const auto* steps = static_cast<const int8_t*>(weight_.blocks) + first;
-        constexpr int64_t SIZE = CHUNK_INPUTS * BLOCK_COLUMNS;
-        for (int block = 0; block < BLOCKS; ++block)
-            for (int64_t i = 0; i < num_inputs * BLOCK_COLUMNS; i += V::W)
-                V::store(widened_ + block * SIZE + i, V::load(steps + block * block_size_ + i));
-        return {widened_, SIZE};
+    typename V::template Packed<T> load(int vector, int64_t input) const {
+        return V::load_packed(first + vector / OF_BLOCK * block_size + input * BLOCK_COLUMNS + vector % OF_BLOCK * V::W * VNNI<T>);
     }
-
-   private:
-    const PackedWeight& weight_;
-    const int64_t block_size_, first_;
-    alignas(64) T widened_[BLOCKS * CHUNK_INPUTS * BLOCK_COLUMNS];
 };
 
-// sums += x W^T for ROWS rows and BLOCKS blocks, over `num_inputs` inputs.
-template <class V, class T, int ROWS, int BLOCKS>
-void add_tile(const T* x, int64_t x_stride, const T* weights, int64_t block_size, int64_t num_inputs, float* sums) {
-    constexpr int OF_BLOCK = BLOCK_COLUMNS / V::W, VECTORS = BLOCKS * OF_BLOCK;
+// The same of int8, widened for a chunk of inputs.
+template <class V, class T, int BLOCKS>
+class WidenedColumns {
+   public:
+    static constexpr int OF_BLOCK = BLOCK_COLUMNS / V::W, VECTORS = BLOCKS * OF_BLOCK;
+
+    void widen(const int8_t* first, int64_t block_size, int64_t num_inputs) {
+        for (int64_t input = 0; input < num_inputs; input += VNNI<T>)
+            for (int vector = 0; vector < VECTORS; ++vector)
+                at(vector, input) = V::template widen_packed<T>(
+                    first + vector / OF_BLOCK * block_size + input * BLOCK_COLUMNS + vector % OF_BLOCK * V::W, BLOCK_COLUMNS);
+    }
+
+    const typename V::template Packed<T>& load(int vector, int64_t input) const { return at_[input / VNNI<T> * VECTORS + vector]; }
+
+   private:
+    typename V::template Packed<T>& at(int vector, int64_t input) { return at_[input / VNNI<T> * VECTORS + vector]; }
+
+    typename V::template Packed<T> at_[CHUNK_INPUTS / VNNI<T> * VECTORS];
+};
+
+// sums += x W^T for ROWS rows, over `num_inputs` inputs.
+template <class V, class T, int ROWS, class Columns>
+void add_tile(const T* x, int64_t x_stride, const Columns& columns, int64_t num_inputs, float* sums) {
+    constexpr int VECTORS = Columns::VECTORS;
     typename V::F kept[ROWS][VECTORS];
     for (int row = 0; row < ROWS; ++row)
         for (int i = 0; i < VECTORS; ++i) kept[row][i] = V::load(sums + (row * VECTORS + i) * V::W);
     for (int64_t input = 0; input < num_inputs; input += VNNI<T>) {
-        typename V::template Packed<T> columns[VECTORS];
+        typename V::template Packed<T> vectors[VECTORS];
 #pragma GCC unroll 16
-        for (int i = 0; i < VECTORS; ++i)
-            columns[i] = V::load_packed(weights + i / OF_BLOCK * block_size + input * BLOCK_COLUMNS + i % OF_BLOCK * V::W * VNNI<T>);
+        for (int i = 0; i < VECTORS; ++i) vectors[i] = columns.load(i, input);
 #pragma GCC unroll 16
         for (int row = 0; row < ROWS; ++row) {
             const typename V::template Packed<T> factor = V::all_packed(x + row * x_stride + input);
 #pragma GCC unroll 16
-            for (int i = 0; i < VECTORS; ++i) kept[row][i] = V::dot(kept[row][i], factor, columns[i]);
+            for (int i = 0; i < VECTORS; ++i) kept[row][i] = V::dot(kept[row][i], factor, vectors[i]);
         }
     }
     for (int row = 0; row < ROWS; ++row)
         for (int i = 0; i < VECTORS; ++i) V::store(sums + (row * VECTORS + i) * V::W, kept[row][i]);
 }
 
-template <class V, class T, int ROWS, int BLOCKS>
-void add_rows(const T* x, int64_t x_stride, int64_t num_rows, const T* weights, int64_t block_size, int64_t num_inputs, float* sums) {
+template <class V, class T, int ROWS, class Columns>
+void add_rows(const T* x, int64_t x_stride, int64_t num_rows, const Columns& columns, int64_t num_inputs, float* sums) {
+    constexpr int64_t SUMS = Columns::VECTORS * V::W;
     int64_t row = 0;
-    for (; row + ROWS <= num_rows; row += ROWS)
-        add_tile<V, T, ROWS, BLOCKS>(x + row * x_stride, x_stride, weights, block_size, num_inputs, sums + row * BLOCKS * BLOCK_COLUMNS);
-    if constexpr (ROWS > 1)
-        add_rows<V, T, ROWS / 2, BLOCKS>(x + row * x_stride, x_stride, num_rows - row, weights, block_size, num_inputs,
-                                         sums + row * BLOCKS * BLOCK_COLUMNS);
+    for (; row + ROWS <= num_rows; row += ROWS) add_tile<V, T, ROWS>(x + row * x_stride, x_stride, columns, num_inputs, sums + row * SUMS);
+    if constexpr (ROWS > 1) add_rows<V, T, ROWS / 2>(x + row * x_stride, x_stride, num_rows - row, columns, num_inputs, sums + row * SUMS);
 }
 
 // All rows of BLOCKS blocks.
 template <class V, class T, class Y, int BLOCKS>
 void multiply_panel(const Matmul& of, int64_t block) {
     constexpr int COLUMNS = BLOCKS * BLOCK_COLUMNS;
-    const int64_t num_inputs = padded_inputs(of.weight.in_features);
-    Columns<V, T, BLOCKS> columns(of.weight, block);
+    const int64_t num_inputs = padded_inputs(of.weight.in_features), block_size = num_inputs * BLOCK_COLUMNS;
     const Finish<V, Y, COLUMNS> finish(of, static_cast<const T*>(of.bias), block * BLOCK_COLUMNS);
     for (int64_t row = 0; row < of.num_rows; row += PANEL_ROWS) {
         const int64_t num_rows = std::min(PANEL_ROWS, of.num_rows - row);
-        const T* x = static_cast<const T*>(of.x) + row * of.x_stride;
         Sums<PANEL_ROWS, COLUMNS> sums;
         std::fill_n(sums.values, num_rows * COLUMNS, 0.0f);
         for (int64_t input = 0; input < num_inputs; input += CHUNK_INPUTS) {
-            const int64_t count = std::min(CHUNK_INPUTS, num_inputs - input);
-            const auto chunk = columns.at(input, count);
-            add_rows<V, T, V::TILE_ROWS, BLOCKS>(x + input, of.x_stride, num_rows, chunk.elements, chunk.block_size, count, sums.values);
+            const int64_t count = std::min(CHUNK_INPUTS, num_inputs - input), first = block * block_size + input * BLOCK_COLUMNS;
+            const T* x = static_cast<const T*>(of.x) + row * of.x_stride + input;
+            if (of.weight.scales) {
+                WidenedColumns<V, T, BLOCKS> columns;
+                columns.widen(static_cast<const int8_t*>(of.weight.blocks) + first, block_size, count);
+                add_rows<V, T, V::TILE_ROWS>(x, of.x_stride, num_rows, columns, count, sums.values);
+            } else {
+                const StoredColumns<V, T, BLOCKS> columns{static_cast<const T*>(of.weight.blocks) + first, block_size};
+                add_rows<V, T, V::TILE_ROWS>(x, of.x_stride, num_rows, columns, count, sums.values);
+            }
         }
         finish(row, num_rows, sums.values);
     }

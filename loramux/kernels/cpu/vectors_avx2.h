@@ -23,9 +23,6 @@ struct Avx2 {
         const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
         return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
     }
-    static F load(const int8_t* from) {
-        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
-    }
     template <class T>
     static F load(const T* from, int64_t count) {
         T padded[W] = {};
@@ -84,6 +81,12 @@ struct Avx2 {
         const __m256i pairs = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
         return {{_mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16)), _mm256_castsi256_ps(_mm256_and_si256(pairs, upper_halves()))}};
     }
+    template <class T>
+    static Packed<T> widen_packed(const int8_t* from, int64_t stride) {
+        Packed<T> result;
+        for (int row = 0; row < VNNI<T>; ++row) result.part[row] = widened(from + row * stride);
+        return result;
+    }
     static Packed<float> all_packed(const float* from) { return {{_mm256_broadcast_ss(from)}}; }
     static Packed<Bfloat16> all_packed(const Bfloat16* from) {
         return {{all(bfloat16_to_float(from[0].bits)), all(bfloat16_to_float(from[1].bits))}};
@@ -94,6 +97,10 @@ struct Avx2 {
     }
 
    private:
+    static F widened(const int8_t* from) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+    }
+
     static __m256i upper_halves() { return _mm256_set1_epi32(static_cast<int>(0xffff0000u)); }
 
     static F power_of_two(__m256i n) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23)); }

@@ -23,9 +23,6 @@ struct Avx512 {
         const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
         return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
     }
-    static F load(const int8_t* from) {
-        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
-    }
     static F load(const float* from, int64_t count) { return _mm512_maskz_loadu_ps(first(count), from); }
     static F load(const Bfloat16* from, int64_t count) {
         Bfloat16 padded[W] = {};
@@ -62,12 +59,18 @@ struct Avx512 {
 
     static Packed<float> load_packed(const float* from);
     static Packed<Bfloat16> load_packed(const Bfloat16* from);
+    template <class T>
+    static Packed<T> widen_packed(const int8_t* from, int64_t stride);
     static Packed<float> all_packed(const float* from);
     static Packed<Bfloat16> all_packed(const Bfloat16* from);
     static F dot(F sum, const Packed<float>& x, const Packed<float>& w);
     static F dot(F sum, const Packed<Bfloat16>& x, const Packed<Bfloat16>& w);
 
    private:
+    static F widened(const int8_t* from) {
+        return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+    }
+
     static __mmask16 first(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }
 
     // To nearest even; NaN stays NaN.
@@ -86,6 +89,10 @@ struct Avx512::Packed<float> {
 };
 
 inline Avx512::Packed<float> Avx512::load_packed(const float* from) { return {_mm512_loadu_ps(from)}; }
+template <>
+inline Avx512::Packed<float> Avx512::widen_packed(const int8_t* from, int64_t) {
+    return {widened(from)};
+}
 inline Avx512::Packed<float> Avx512::all_packed(const float* from) { return {_mm512_set1_ps(*from)}; }
 inline __m512 Avx512::dot(__m512 sum, const Packed<float>& x, const Packed<float>& w) { return _mm512_fmadd_ps(x.values, w.values, sum); }
 
@@ -105,6 +112,14 @@ struct Avx512::Packed<Bfloat16> {
 inline Avx512::Packed<Bfloat16> Avx512::load_packed(const Bfloat16* from) {
     return {reinterpret_cast<__m512bh>(_mm512_loadu_si512(from))};
 }
+// A whole number of 8 bits is a bfloat16: the upper half of its float32.
+template <>
+inline Avx512::Packed<Bfloat16> Avx512::widen_packed(const int8_t* from, int64_t stride) {
+    constexpr int FIRST_OR_BOTH_OTHERS = 0xf8;
+    const __m512i even = _mm512_srli_epi32(_mm512_castps_si512(widened(from)), 16), odd = _mm512_castps_si512(widened(from + stride));
+    const __m512i upper_halves = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+    return {reinterpret_cast<__m512bh>(_mm512_ternarylogic_epi32(even, odd, upper_halves, FIRST_OR_BOTH_OTHERS))};
+}
 inline Avx512::Packed<Bfloat16> Avx512::all_packed(const Bfloat16* from) { return {reinterpret_cast<__m512bh>(all_pairs(from))}; }
 inline __m512 Avx512::dot(__m512 sum, const Packed<Bfloat16>& x, const Packed<Bfloat16>& w) {
     return _mm512_dpbf16_ps(sum, x.pairs, w.pairs);
@@ -117,13 +132,17 @@ struct Avx512::Packed<Bfloat16> {
     __m512 even, odd;
 };
 
-inline Avx512::Packed<Bfloat16> widened(__m512i pairs) {
+inline Avx512::Packed<Bfloat16> halves_of(__m512i pairs) {
     const __m512i upper_halves = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)), _mm512_castsi512_ps(_mm512_and_si512(pairs, upper_halves))};
 }
 
-inline Avx512::Packed<Bfloat16> Avx512::load_packed(const Bfloat16* from) { return widened(_mm512_loadu_si512(from)); }
-inline Avx512::Packed<Bfloat16> Avx512::all_packed(const Bfloat16* from) { return widened(all_pairs(from)); }
+inline Avx512::Packed<Bfloat16> Avx512::load_packed(const Bfloat16* from) { return halves_of(_mm512_loadu_si512(from)); }
+template <>
+inline Avx512::Packed<Bfloat16> Avx512::widen_packed(const int8_t* from, int64_t stride) {
+    return {widened(from), widened(from + stride)};
+}
+inline Avx512::Packed<Bfloat16> Avx512::all_packed(const Bfloat16* from) { return halves_of(all_pairs(from)); }
 inline __m512 Avx512::dot(__m512 sum, const Packed<Bfloat16>& x, const Packed<Bfloat16>& w) {
     return _mm512_fmadd_ps(x.odd, w.odd, _mm512_fmadd_ps(x.even, w.even, sum));
 }

@@ -35,12 +35,6 @@ struct Portable {
         return result;
     }
 
-    static F load(const int8_t* from) {
-        F result{};
-        for (int i = 0; i < W; ++i) result[i] = from[i];
-        return result;
-    }
-
     // The first count < W elements, zeros after them.
     template <class T>
     static F load(const T* from, int64_t count) {
@@ -105,6 +99,15 @@ struct Portable {
     static Packed<Bfloat16> load_packed(const Bfloat16* from) {
         Packed<Bfloat16> result{};
         for (int i = 0; i < 2 * W; ++i) result.part[i % 2][i / 2] = bfloat16_to_float(from[i].bits);
+        return result;
+    }
+
+    // VNNI<T> rows of columns, `stride` elements apart.
+    template <class T>
+    static Packed<T> widen_packed(const int8_t* from, int64_t stride) {
+        Packed<T> result{};
+        for (int row = 0; row < VNNI<T>; ++row)
+            for (int i = 0; i < W; ++i) result.part[row][i] = from[row * stride + i];
         return result;
     }
 
