@@ -10,6 +10,8 @@ namespace {
 
 constexpr int64_t TILE_SIZE = 16;
 constexpr int64_t TILE_INPUTS = 32;
+// By so many rows int8 is multiplied as fast as it can be widened to memory, for tiles to load.
+constexpr int64_t MAX_WIDENING_ROWS = 4;
 
 // The operand of `ldtilecfg`: tiles of rows of 64 bytes. 0 to 3 are sums, 4 and 5 rows of x, 6 and 7 packed columns.
 struct alignas(64) TileConfig {
@@ -94,9 +96,9 @@ void multiply_panel(const Matmul& of, int64_t block) {
 
 template <class Y>
 void multiply_amx(const Matmul& of, int64_t first_block, int64_t end_block) {
+    if (of.weight.scales && of.num_rows <= MAX_WIDENING_ROWS)
+        return matmul_avx512_bf16(Dtype::BFLOAT16, std::is_same_v<Y, float>)(of, first_block, end_block);
     const bool few_rows = of.num_rows < TILE_SIZE;
-    // Which would not be worth writing widened columns to memory for.
-    if (few_rows && of.weight.scales) return matmul_avx512_bf16(Dtype::BFLOAT16, std::is_same_v<Y, float>)(of, first_block, end_block);
     if (few_rows) TileConfig(static_cast<int>(of.num_rows)).load();
     int64_t block = first_block;
     for (; block + 2 <= end_block; block += 2) multiply_panel<Y, true>(of, block);

@@ -77,6 +77,20 @@ struct StoredColumns {
     }
 };
 
+// The same of int8, widened as they are read.
+template <class V, class T, int BLOCKS>
+struct SteppedColumns {
+    static constexpr int OF_BLOCK = BLOCK_COLUMNS / V::W, VECTORS = BLOCKS * OF_BLOCK;
+
+    const int8_t* first;
+    int64_t block_size;
+
+    typename V::template Packed<T> load(int vector, int64_t input) const {
+        const int8_t* from = first + vector / OF_BLOCK * block_size + input * BLOCK_COLUMNS + vector % OF_BLOCK * V::W;
+        return V::template widen_packed<T>(from, BLOCK_COLUMNS);
+    }
+};
+
 // The same of int8, widened for a chunk of inputs.
 template <class V, class T, int BLOCKS>
 class WidenedColumns {
@@ -141,7 +155,10 @@ void multiply_panel(const Matmul& of, int64_t block) {
         for (int64_t input = 0; input < num_inputs; input += CHUNK_INPUTS) {
             const int64_t count = std::min(CHUNK_INPUTS, num_inputs - input), first = block * block_size + input * BLOCK_COLUMNS;
             const T* x = static_cast<const T*>(of.x) + row * of.x_stride + input;
-            if (of.weight.scales) {
+            if (of.weight.scales && num_rows <= V::TILE_ROWS) {
+                const SteppedColumns<V, T, BLOCKS> columns{static_cast<const int8_t*>(of.weight.blocks) + first, block_size};
+                add_rows<V, T, V::TILE_ROWS>(x, of.x_stride, num_rows, columns, count, sums.values);
+            } else if (of.weight.scales) {
                 WidenedColumns<V, T, BLOCKS> columns;
                 columns.widen(static_cast<const int8_t*>(of.weight.blocks) + first, block_size, count);
                 add_rows<V, T, V::TILE_ROWS>(x, of.x_stride, num_rows, columns, count, sums.values);
