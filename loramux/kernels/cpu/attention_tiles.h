@@ -21,6 +21,7 @@ namespace {
 constexpr int64_t TILE_SCORES = 4096;
 constexpr int64_t FEW_ROWS = 8;
 constexpr int64_t LEAST_BLOCK = 16;
+constexpr int64_t UNITS_AHEAD = 2;
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
 struct KeyTile {
@@ -51,16 +52,20 @@ struct Strips {
     const int64_t count;
 };
 
-// q . k of ROWS rows and STRIPS strips of keys, W each.
+// q . k of ROWS rows and STRIPS strips of keys, W each. The strips `ahead` are fetched meanwhile: a block's keys of one head are about a
+// page, at whose end hardware stops.
 template <class V, class T, int ROWS, int STRIPS>
-void score_tile(const T* q, int64_t q_stride, const T* const (&k)[STRIPS], int64_t k_stride, int64_t num_steps, float* scores,
-                int64_t scores_stride) {
+void score_tile(const T* q, int64_t q_stride, const T* const (&k)[STRIPS], const T* const (&ahead)[STRIPS], int64_t k_stride,
+                int64_t num_steps, float* scores, int64_t scores_stride) {
     typename V::F sums[ROWS][STRIPS];
     for (auto& of_row : sums)
         for (auto& sum : of_row) sum = V::all(0);
     for (int64_t step = 0; step < num_steps; ++step) {
         typename V::template Packed<T> keys[STRIPS];
-        for (int strip = 0; strip < STRIPS; ++strip) keys[strip] = V::load_packed(k[strip] + step * k_stride);
+        for (int strip = 0; strip < STRIPS; ++strip) {
+            __builtin_prefetch(ahead[strip] + step * k_stride, 0, TO_SECOND_LEVEL);
+            keys[strip] = V::load_packed(k[strip] + step * k_stride);
+        }
         for (int row = 0; row < ROWS; ++row) {
             const auto query = V::all_packed(q + row * q_stride + step * VNNI<T>);
             for (int strip = 0; strip < STRIPS; ++strip) sums[row][strip] = V::dot(sums[row][strip], query, keys[strip]);
@@ -89,10 +94,14 @@ void value_tile(const T* weights, int64_t weights_stride, const KeyUnits<T, LEAS
     int64_t first[STRIPS];
     for (int s = 0; s < STRIPS; ++s) first[s] = strips.first(strip + s) * VNNI<T>;
     for (int64_t unit = 0; unit < keys.count; ++unit) {
-        const T* v = keys.v[unit];
-        for (int step = 0; step < LEAST_BLOCK / VNNI<T>; ++step, v += strips.head_dim * VNNI<T>, weights += VNNI<T>) {
+        const T *v = keys.v[unit], *ahead = keys.v[std::min(unit + UNITS_AHEAD, keys.count - 1)];
+        for (int64_t step = 0; step < LEAST_BLOCK / VNNI<T>; ++step, weights += VNNI<T>) {
+            const int64_t row_start = step * strips.head_dim * VNNI<T>;
             typename V::template Packed<T> values[STRIPS];
-            for (int s = 0; s < STRIPS; ++s) values[s] = load_values<V, T, WHOLE>(v + first[s], strips.head_dim);
+            for (int s = 0; s < STRIPS; ++s) {
+                __builtin_prefetch(ahead + row_start + first[s], 0, TO_SECOND_LEVEL);
+                values[s] = load_values<V, T, WHOLE>(v + row_start + first[s], strips.head_dim);
+            }
             for (int row = 0; row < ROWS; ++row) {
                 const auto weight = V::all_packed(weights + row * weights_stride);
                 for (int s = 0; s < STRIPS; ++s) total[row][s] = V::dot(total[row][s], weight, values[s]);
@@ -125,12 +134,16 @@ struct VectorProducts {
     static void score(const AttentionShape& shape, int64_t num_rows, const T* queries, const KeyUnits<T, UNIT>& keys, float* scores,
                       int64_t scores_stride) {
         constexpr int PER_UNIT = UNIT / V::W;
-        const int64_t size = shape.head_dim, k_stride = shape.block_size * VNNI<T>;
-        in_parts<STRIPS>(0, keys.count * PER_UNIT, [&](auto num_strips, int64_t strip) {
-            const T* k[num_strips];
-            for (int s = 0; s < num_strips; ++s) k[s] = keys.k[(strip + s) / PER_UNIT] + (strip + s) % PER_UNIT * V::W * VNNI<T>;
+        const int64_t size = shape.head_dim, k_stride = shape.block_size * VNNI<T>, total = keys.count * PER_UNIT;
+        const auto address = [&](int64_t strip) { return keys.k[strip / PER_UNIT] + strip % PER_UNIT * V::W * VNNI<T>; };
+        in_parts<STRIPS>(0, total, [&](auto num_strips, int64_t strip) {
+            const T *k[num_strips], *ahead[num_strips];
+            for (int s = 0; s < num_strips; ++s) {
+                k[s] = address(strip + s);
+                ahead[s] = address(std::min(strip + s + num_strips, total - 1));
+            }
             in_parts<ROWS>(0, num_rows, [&](auto rows, int64_t row) {
-                score_tile<V, T, rows, num_strips>(queries + row * size, size, k, k_stride, size / VNNI<T>,
+                score_tile<V, T, rows, num_strips>(queries + row * size, size, k, ahead, k_stride, size / VNNI<T>,
                                                    scores + row * scores_stride + strip * V::W, scores_stride);
             });
         });

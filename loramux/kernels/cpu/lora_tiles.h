@@ -13,7 +13,6 @@ namespace loramux {
 namespace {
 
 constexpr int64_t MAX_WIDENED_RANKS = 128;
-constexpr int TO_SECOND_LEVEL = 2;
 constexpr int SHRINK_RANKS = 4;
 
 template <class T>

@@ -12,4 +12,7 @@ namespace loramux {
 template <class T>
 constexpr int VNNI = sizeof(float) / sizeof(T);
 
+// Of `__builtin_prefetch`.
+constexpr int TO_SECOND_LEVEL = 2;
+
 }  // namespace loramux
