@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from engine_outside import CASES, CONTEXT, OutsideSteps
-from lora_steps import median_ms
 from results import record
+from rounds import median_ms
 
 from loramux.gateway.cli.demo_model import fetch_demo_model
 
