@@ -59,6 +59,7 @@ class Tally:
             "requests": self.num_done,
             "errors": len(self.errors),
             "out_tok_s": round(self.num_tokens_out / wall_s, 1),
+            "completion_tokens": self.num_tokens_out,
             "prompt_tokens": self.num_tokens_in,
             "cached_tokens": self.num_cached_tokens,
             "in_tok_s": round(self.num_tokens_in / wall_s, 1),
