@@ -10,7 +10,6 @@ idle machine.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import statistics
 import tempfile
 import time
@@ -21,10 +20,11 @@ from typing import Any
 
 import closed_loop
 import httpx
-from lora_steps import EngineSteps, LoraPart, median_ms, read_adapter
+from lora_steps import EngineSteps, LoraPart, read_adapter
 from memory import resident_bytes
 from results import record
-from server import Server, admin_client, call, infer_client, new_tenant, register, serving, write_adapters
+from rounds import in_turn, median_ms
+from server import Server, admin_client, call, new_tenant, register, send_load, serving, write_adapters
 
 from loramux.gateway.cli.demo_model import fetch_demo_model
 
@@ -88,15 +88,6 @@ def steps(args: argparse.Namespace, directory: Path) -> tuple[dict[str, Any], di
 
 def dtype_flags(args: argparse.Namespace) -> list[str]:
     return ["--dtype", args.dtype] if args.dtype else []
-
-
-def in_turn(cases: dict[str, Callable[[], list[float]]], num_rounds: int) -> dict[str, list[float]]:
-    """All the seconds of each case; a round of each before the next round of any, so that a slow minute is everyone's."""
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(num_rounds):
-        for name, work in cases.items():
-            seconds[name] += work()
-    return seconds
 
 
 def gb_s(num_bytes: int, ms: float) -> float:
@@ -204,15 +195,7 @@ def load(
     num_words: int = 128,
 ) -> dict[str, Any]:
     """Raises SystemExit if a request fails."""
-
-    async def run() -> dict[str, Any]:
-        async with infer_client(server, key) as client:
-            return await closed_loop.run(client, closed_loop.Load(models, num_streams, num_requests, num_words, num_tokens_out, seed))
-
-    figures = asyncio.run(run())
-    if figures["errors"]:
-        raise SystemExit(f"{figures['errors']} requests failed: {figures['first_error']}")
-    return figures
+    return send_load(server, key, closed_loop.Load(models, num_streams, num_requests, num_words, num_tokens_out, seed))
 
 
 PARTS = {"steps": steps, "registered": registered, "turns": turns, "first-token": first_token, "memory": memory}

@@ -6,9 +6,9 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import cycle, pairwise
 from typing import Any, NamedTuple
 
 import httpx
@@ -34,10 +34,12 @@ class Load(NamedTuple):
     num_streams: int
     num_requests: int
     num_words_in: int
-    """Words of each prompt: about as many tokens; `in_tok_s` counts those the server reports."""
+    """Words of each prompt: as many tokens with most tokenizers; `in_tok_s` counts those the server reports."""
     num_tokens_out: int
     seed: str
     """Different for each load of one server: a prompt seen before would be read from the prefix cache."""
+    fields: Sequence[Mapping[str, Any]] = ({},)
+    """More fields of the requests' bodies, taken in turn as the models are."""
 
 
 @dataclass
@@ -57,6 +59,7 @@ class Tally:
             "requests": self.num_done,
             "errors": len(self.errors),
             "out_tok_s": round(self.num_tokens_out / wall_s, 1),
+            "completion_tokens": self.num_tokens_out,
             "prompt_tokens": self.num_tokens_in,
             "cached_tokens": self.num_cached_tokens,
             "in_tok_s": round(self.num_tokens_in / wall_s, 1),
@@ -76,27 +79,19 @@ def quantile_ms(values: Sequence[float], q: float) -> float | None:
 async def run(client: httpx.AsyncClient, load: Load) -> dict[str, Any]:
     """Send the load and return its figures. The client carries the server's address and the key."""
     rng = random.Random(load.seed)
-    models = [load.models[i % len(load.models)] for i in range(load.num_requests)]
-    plan = iter([(model, " ".join(rng.choices(WORDS, k=load.num_words_in))) for model in models])
-    tally = Tally()
-    start = time.perf_counter()
-    await asyncio.gather(*(stream(client, plan, load.num_tokens_out, tally) for _ in range(load.num_streams)))
-    figures = tally.figures(time.perf_counter() - start)
-    return figures | ({"first_error": tally.errors[0]} if tally.errors else {})
+    turns = zip(cycle(load.models), cycle(load.fields), range(load.num_requests), strict=False)
+    bodies = [completion(model, words(rng, load.num_words_in), load.num_tokens_out) | fields for model, fields, _ in turns]
+    return await send(client, bodies, load.num_streams)
 
 
-async def stream(client: httpx.AsyncClient, plan: Iterator[tuple[str, str]], num_tokens_out: int, tally: Tally) -> None:
-    for model, prompt in plan:
-        try:
-            await complete(client, model, prompt, num_tokens_out, tally)
-            tally.num_done += 1
-        except (httpx.HTTPError, RuntimeError) as error:
-            tally.errors.append(f"{type(error).__name__}: {error}"[:300])
+def words(rng: random.Random, num_words: int) -> str:
+    """Each with a space before it, the first too, which many tokenizers would split without."""
+    return "".join(f" {word}" for word in rng.choices(WORDS, k=num_words))
 
 
-async def complete(client: httpx.AsyncClient, model: str, prompt: str, num_tokens_out: int, tally: Tally) -> None:
-    """One request. Raises RuntimeError if it is refused, fails, or ends without `[DONE]`."""
-    body = {
+def completion(model: str, prompt: str, num_tokens_out: int) -> dict[str, Any]:
+    """The body of a streamed request of exactly so many tokens."""
+    return {
         "model": model,
         "prompt": prompt,
         "max_tokens": num_tokens_out,
@@ -105,6 +100,29 @@ async def complete(client: httpx.AsyncClient, model: str, prompt: str, num_token
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+async def send(client: httpx.AsyncClient, bodies: Sequence[Mapping[str, Any]], num_streams: int) -> dict[str, Any]:
+    """Send the requests, the next of them whenever one of the streams is free, and return their figures."""
+    tally, left = Tally(), iter(bodies)
+    start, start_cpu = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(stream(client, left, tally) for _ in range(num_streams)))
+    wall_s = time.perf_counter() - start
+    figures = tally.figures(wall_s) | {"client_cpu": round((time.process_time() - start_cpu) / wall_s, 3)}
+    return figures | ({"first_error": tally.errors[0]} if tally.errors else {})
+
+
+async def stream(client: httpx.AsyncClient, bodies: Iterator[Mapping[str, Any]], tally: Tally) -> None:
+    for body in bodies:
+        try:
+            await complete(client, body, tally)
+            tally.num_done += 1
+        except (httpx.HTTPError, RuntimeError) as error:
+            tally.errors.append(f"{type(error).__name__}: {error}"[:300])
+
+
+async def complete(client: httpx.AsyncClient, body: Mapping[str, Any], tally: Tally) -> None:
+    """One request. Raises RuntimeError if it is refused, fails, or ends without `[DONE]`."""
     times = [time.perf_counter()]
     async with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != 200:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -117,10 +116,6 @@ class LoraPart:
             StepLora(self._slots.plan(rows), self._slots.plan(rows)) if rows else None,
             torch.arange(num_rows),
         )
-
-
-def median_ms(seconds: Sequence[float]) -> float:
-    return round(1000 * statistics.median(seconds), 3)
 
 
 def _load(adapter: AdapterFiles, model: DecoderModel, slots: LoraSlots) -> HostAdapter:

@@ -1,7 +1,8 @@
-"""`loramux serve` in a process of its own, and the admin requests that benchmarks make of it."""
+"""`loramux serve` in a process of its own, and the requests that benchmarks make of it."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import signal
@@ -9,12 +10,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import closed_loop
 import httpx
 from random_adapters import write_random_adapter
 
@@ -31,24 +33,29 @@ class Server:
     adapter_root: Path
     pid: int
     """Of the gateway; the engine and the store are its children."""
+    started_at: float
+    """By `time.time()`, just before its process was."""
+    log: Path
     base: str = BASE
     """The served model's name."""
 
 
 @contextmanager
 def serving(model: Path, directory: Path, flags: Sequence[str] = ()) -> Iterator[Server]:
-    """A server on a free port, once it is ready; it keeps everything in `directory`. Its log is shown if it fails to start."""
+    """A server on a free port, once it is ready. It keeps everything in `directory`, which a server may have used before; its log is shown
+    if it fails to start."""
     port, admin_key, log_path, adapter_root = free_port(), secrets.token_hex(32), directory / "serve.log", directory / "adapters"
-    adapter_root.mkdir(parents=True)
+    adapter_root.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "loramux", "serve", "--model", str(model), "--served-model-name", BASE]
     command += ["--port", str(port), "--data-dir", str(directory / "data"), "--adapter-root", str(adapter_root), *flags]
+    started_at = time.time()
     with log_path.open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "LORAMUX_ADMIN_KEY": admin_key})
     try:
         url = f"http://127.0.0.1:{port}"
         if not ready(process, url):
             sys.exit(f"the server did not start:\n{log_path.read_text()}")
-        yield Server(url, admin_key, adapter_root, process.pid)
+        yield Server(url, admin_key, adapter_root, process.pid, started_at, log_path)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=60)
@@ -62,13 +69,14 @@ def free_port() -> int:
 
 def ready(process: subprocess.Popen[bytes], url: str) -> bool:
     deadline = time.monotonic() + START_TIMEOUT_S
-    while process.poll() is None and time.monotonic() < deadline:
-        try:
-            if httpx.get(f"{url}/health/ready").status_code == 200:
-                return True
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
+    with httpx.Client(base_url=url) as client:
+        while process.poll() is None and time.monotonic() < deadline:
+            try:
+                if client.get("/health/ready").status_code == 200:
+                    return True
+            except httpx.TransportError:
+                pass
+            time.sleep(0.02)
     return False
 
 
@@ -109,3 +117,29 @@ def write_adapters(model: Path, root: Path, count: int, rank: int, **options: An
     for seed, path in enumerate(paths):
         write_random_adapter(path, config, rank, seed, **options)
     return paths
+
+
+def send(server: Server, key: str, bodies: Sequence[Mapping[str, Any]], num_streams: int) -> dict[str, Any]:
+    """`closed_loop.send`. Raises SystemExit if a request fails."""
+
+    async def run() -> dict[str, Any]:
+        async with infer_client(server, key) as client:
+            return await closed_loop.send(client, bodies, num_streams)
+
+    return checked(asyncio.run(run()))
+
+
+def send_load(server: Server, key: str, load: closed_loop.Load) -> dict[str, Any]:
+    """`closed_loop.run`. Raises SystemExit if a request fails."""
+
+    async def run() -> dict[str, Any]:
+        async with infer_client(server, key) as client:
+            return await closed_loop.run(client, load)
+
+    return checked(asyncio.run(run()))
+
+
+def checked(figures: dict[str, Any]) -> dict[str, Any]:
+    if figures["errors"]:
+        sys.exit(f"{figures['errors']} requests failed: {figures['first_error']}")
+    return figures
