@@ -29,7 +29,8 @@ void check(const AttentionShape& shape) {
 AttentionKernel attention_kernel(Isa isa, Dtype dtype) {
     require(is_supported(isa), "this machine does not run the instruction set asked for");
 #ifdef LORAMUX_X86
-    if (isa >= Isa::AVX512_BF16) return attention_avx512_bf16(dtype);
+    if (isa == Isa::AMX) return attention_amx(dtype);
+    if (isa == Isa::AVX512_BF16) return attention_avx512_bf16(dtype);
     if (isa == Isa::AVX512) return attention_avx512(dtype);
     if (isa == Isa::AVX2) return attention_avx2(dtype);
 #endif

@@ -76,6 +76,7 @@ AttentionKernel attention_portable(Dtype dtype);
 AttentionKernel attention_avx2(Dtype dtype);
 AttentionKernel attention_avx512(Dtype dtype);
 AttentionKernel attention_avx512_bf16(Dtype dtype);
+AttentionKernel attention_amx(Dtype dtype);
 #endif
 
 }  // namespace loramux

@@ -1,5 +1,6 @@
 #include <type_traits>
 
+#include "amx_tiles.h"
 #include "matmul_tiles.h"
 #include "scratch.h"
 #include "vectors_avx512.h"
@@ -8,12 +9,10 @@ namespace loramux {
 
 namespace {
 
-constexpr int64_t TILE_SIZE = 16;
-constexpr int64_t TILE_INPUTS = 32;
 // By so many rows int8 is multiplied as fast as it can be widened to memory, for tiles to load.
 constexpr int64_t MAX_WIDENING_ROWS = 4;
 
-// The operand of `ldtilecfg`: tiles of rows of 64 bytes. 0 to 3 are sums, 4 and 5 rows of x, 6 and 7 packed columns.
+// The operand of `ldtilecfg`.
 struct alignas(64) TileConfig {
     explicit constexpr TileConfig(int num_rows) {
         for (int tile = 0; tile < 8; ++tile) {
