@@ -53,8 +53,9 @@ def serving(model: Path, directory: Path, flags: Sequence[str] = ()) -> Iterator
         process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "LORAMUX_ADMIN_KEY": admin_key})
     try:
         url = f"http://127.0.0.1:{port}"
-        if not ready(process, url):
-            sys.exit(f"the server did not start:\n{log_path.read_text()}")
+        with httpx.Client(base_url=url) as client:
+            if not answers(process, client, "/health/ready", START_TIMEOUT_S):
+                sys.exit(f"the server did not start:\n{log_path.read_text()}")
         yield Server(url, admin_key, adapter_root, process.pid, started_at, log_path)
     finally:
         process.send_signal(signal.SIGTERM)
@@ -67,16 +68,16 @@ def free_port() -> int:
         return port
 
 
-def ready(process: subprocess.Popen[bytes], url: str) -> bool:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    with httpx.Client(base_url=url) as client:
-        while process.poll() is None and time.monotonic() < deadline:
-            try:
-                if client.get("/health/ready").status_code == 200:
-                    return True
-            except httpx.TransportError:
-                pass
-            time.sleep(0.02)
+def answers(process: subprocess.Popen[bytes], client: httpx.Client, path: str, timeout_s: float) -> bool:
+    """Whether the process answers a GET with a 200 before it ends, and in time."""
+    deadline = time.monotonic() + timeout_s
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            if client.get(path).status_code == 200:
+                return True
+        except httpx.TransportError:
+            pass
+        time.sleep(0.02)
     return False
 
 

@@ -173,14 +173,15 @@ def run(
     seqs: list[Sequence],
     seed: int,
     quantization: Quantization | None = None,
+    steps: list[list[tuple[int, int]]] | None = None,
 ) -> torch.Tensor:
-    """float32 logits of every token of every step [tokens, vocab]"""
+    """float32 logits of every token of every step [tokens, vocab]; the steps are drawn from the seed if not given."""
     decoder = ops.decoder(shape, weights, quantization)
     slots = ops.lora_slots(lora_shape(shape, len(list(weights.layers))), LoraLimits(4, 64, 512))
     prepared = [slots.prepare(each) for each in adapters]
-    caches = decoder.new_kv_caches(NUM_BLOCKS, BLOCK_SIZE)
+    caches = decoder.new_kv_caches(1 + max(block for seq in seqs for block in seq.blocks), BLOCK_SIZE)
     results = []
-    for step in spans(random.Random(seed), len(seqs)):
+    for step in steps or spans(random.Random(seed), len(seqs)):
         starts = [0, *itertools.accumulate(end - start for start, end in step)]
         positions = torch.cat([torch.arange(start, end) for start, end in step])
         angles = positions[:, None] / 10 ** (torch.arange(shape.head_dim // 2) / shape.head_dim)
@@ -245,6 +246,31 @@ def test_bfloat16_is_as_near_to_float32_as_the_reference(isa: Any, owners: list[
     shape, weights = SHAPE._replace(dtype=torch.bfloat16), cast_weights(weights, torch.bfloat16)
     adapters = cast(adapters, torch.bfloat16)
     got, reference = (run(ops, shape, weights, adapters, seqs, seed=1) for ops in (CpuOps(isa), ReferenceOps()))
+    assert (got - want).norm() < 1.2 * (reference - want).norm()
+
+
+LONG_STEPS = [
+    [(0, 2045), (0, 1020)],
+    [(2045, 2051), (1020, 1029)],
+    [(2051, 2052), (1029, 1030)],
+    [(2052, 2180), (1030, 1033)],
+    [(2180, 2181), (1033, 1034)],
+    [(2181, 2183), (1034, 1100)],
+]
+"""Rows with one to three parts of 1,024 keys, alone and in chunks that are short enough to be joined, and in some that are not."""
+
+
+@pytest.mark.parametrize("window", [None, 1500, 40])
+def test_long_contexts_are_joined_from_parts(isa: Any, window: int | None) -> None:
+    draw, shape = Random(random.randrange(2**31)), SHAPE._replace(sliding_window=window)
+    weights = draw.weights(shape, extras=True)
+    blocks = draw.rng.sample(range(140), 140)
+    seqs = [Sequence(own, [draw.rng.randrange(shape.vocab_size) for _ in range(2240)], None) for own in (blocks[:70], blocks[70:])]
+    want = run(ReferenceOps(), shape, weights, [], seqs, seed=0, steps=LONG_STEPS)
+    got = run(CpuOps(isa), shape, weights, [], seqs, seed=0, steps=LONG_STEPS)
+    torch.testing.assert_close(got, want, atol=TOLERANCE * want.abs().max().item(), rtol=TOLERANCE)
+    halved, shape = cast_weights(weights, torch.bfloat16), shape._replace(dtype=torch.bfloat16)
+    got, reference = (run(ops, shape, halved, [], seqs, seed=0, steps=LONG_STEPS) for ops in (CpuOps(isa), ReferenceOps()))
     assert (got - want).norm() < 1.2 * (reference - want).norm()
 
 
