@@ -20,7 +20,7 @@ from loramux.engine.model.decoder import DecoderModel
 from loramux.engine.model.load import load_model
 from loramux.engine.prefix import BLOCK_SIZE
 from loramux.engine.runner import ModelRunner
-from loramux.engine.step_budget import PROBED_TOKENS, StepBudget
+from loramux.engine.step_budget import PROBED_CHUNK, PROBED_CONTEXT, PROBED_TOKENS, StepBudget, StepTimes
 from loramux.engine.types import EngineInfo, GenerationRequest
 from loramux.errors import StartupFailed
 from loramux.grammar.service import WorkerGrammarService
@@ -121,9 +121,15 @@ def _num_blocks(config: EngineConfig, model: DecoderModel) -> int:
 
 
 def _step_budget(runner: ModelRunner, max_num_tokens: int) -> StepBudget:
-    """Calibrated by steps of this engine on this machine, each tried twice."""
-    seconds = {size: min(runner.time_step(size), runner.time_step(size)) for size in PROBED_TOKENS if size <= max_num_tokens}
-    return StepBudget(max_num_tokens, seconds if len(seconds) > 1 else None)
+    """Calibrated by steps of this engine on this machine, each tried twice; the whole where there is no room to try them."""
+
+    def seconds(num_tokens: int, num_before: int = 0) -> float:
+        return min(runner.time_step(num_tokens, num_before) for _ in range(2))
+
+    if max_num_tokens < PROBED_CHUNK or runner.kv_capacity_tokens < PROBED_CONTEXT + PROBED_CHUNK:
+        return StepBudget(max_num_tokens)
+    of_sizes = {size: seconds(size) for size in PROBED_TOKENS if size <= max_num_tokens}
+    return StepBudget(max_num_tokens, StepTimes(of_sizes, seconds(PROBED_CHUNK, PROBED_CONTEXT)))
 
 
 def _lora_limits(config: EngineConfig) -> LoraLimits:

@@ -41,7 +41,7 @@ class ModelRunner:
         self._model = model
         self._ops = ops
         self._lora_slots = lora_slots
-        self._num_blocks = num_blocks
+        self.kv_capacity_tokens = num_blocks * BLOCK_SIZE
         self._kv = model.new_kv_caches(num_blocks, BLOCK_SIZE)
         self._bitmask = torch.zeros((max_num_seqs, -(-model.config.vocab_size // 32)), dtype=torch.int32)
         self._mask_filler = ThreadPoolExecutor(1, thread_name_prefix="mask")
@@ -62,21 +62,22 @@ class ModelRunner:
         return self._collect(plan, batch, logits)
 
     @torch.inference_mode()
-    def time_step(self, num_tokens: int) -> float:
-        """Seconds that a forward over so many tokens takes. Overwrites the first blocks: only before there are requests.
+    def time_step(self, num_tokens: int, num_before: int) -> float:
+        """Seconds that a forward over so many tokens of one sequence takes, after so many others.
 
-        No more tokens are taken than the blocks hold.
+        Overwrites the first blocks, which must hold them: only before there are requests.
         """
-        num_tokens = min(num_tokens, self._num_blocks * BLOCK_SIZE)
+        context_len = num_before + num_tokens
+        positions = torch.arange(num_before, context_len)
         attention = AttentionBatch(
             query_starts=(0, num_tokens),
-            context_lens=(num_tokens,),
-            block_tables=torch.arange(-(-num_tokens // BLOCK_SIZE))[None],
-            kv_slots=torch.arange(num_tokens),
+            context_lens=(context_len,),
+            block_tables=torch.arange(-(-context_len // BLOCK_SIZE))[None],
+            kv_slots=positions,
         )
         token_ids, last = torch.zeros(num_tokens, dtype=torch.int64), torch.tensor([num_tokens - 1])
         start = time.perf_counter()
-        self._model.forward(token_ids, torch.arange(num_tokens), self._kv, attention, None, last)
+        self._model.forward(token_ids, positions, self._kv, attention, None, last)
         return time.perf_counter() - start
 
     def _lora(self, segments: list[LoraSegment], logit_rows: list[int]) -> StepLora | None:

@@ -23,7 +23,7 @@ from loramux.engine.plan import Chunk, SampledToken, StepPlan, StepResult
 from loramux.engine.prefix import BLOCK_SIZE
 from loramux.engine.sequence import BlockTable, RequestState, Sequence, TextStream
 from loramux.engine.slot_turns import SlotTurns
-from loramux.engine.step_budget import StepBudget
+from loramux.engine.step_budget import Allowance, StepBudget
 from loramux.engine.types import GenerationRequest, RequestEnd, TokenDelta
 from loramux.errors import EngineFailed, Failure, GrammarTooComplex
 from loramux.lora.slots import SlotTable
@@ -54,16 +54,24 @@ class Counters:
 class _Step:
     """The plan under construction."""
 
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
+    def __init__(self, allowance: Allowance) -> None:
+        self._allowance = allowance
+        self.num_left = allowance.num_tokens
         self.num_tokens: dict[Sequence, int] = {}
+
+    def affords(self, sequence: Sequence) -> int:
+        """How many of its tokens."""
+        return min(sequence.num_uncomputed_tokens, self._allowance.affords(self.num_left, _num_before(sequence)))
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
         self.num_tokens[sequence] = num_tokens
-        self.budget -= num_tokens
+        self.num_left -= self._cost(sequence, num_tokens)
 
     def drop(self, sequence: Sequence) -> None:
-        self.budget += self.num_tokens.pop(sequence, 0)
+        self.num_left += self._cost(sequence, self.num_tokens.pop(sequence, 0))
+
+    def _cost(self, sequence: Sequence, num_tokens: int) -> int:
+        return min(self._allowance.num_tokens, self._allowance.cost(num_tokens, _num_before(sequence)))
 
 
 class Scheduler:
@@ -199,7 +207,7 @@ class Scheduler:
     def _continue_running(self, step: _Step) -> None:
         """Give every running sequence its part of the budget, decodes first, preempting where blocks run out."""
         for sequence in sorted(self._running, key=lambda sequence: sequence.num_uncomputed_tokens > 1):
-            num_tokens = min(sequence.num_uncomputed_tokens, step.budget)
+            num_tokens = step.affords(sequence)
             if num_tokens and sequence in self._running and self._grow(sequence, num_tokens, step):
                 step.add(sequence, num_tokens)
 
@@ -256,7 +264,7 @@ class Scheduler:
                 return
 
     def _has_room(self, step: _Step) -> bool:
-        return step.budget > 0 and len(self._running) < self._max_num_seqs
+        return step.num_left > 0 and len(self._running) < self._max_num_seqs
 
     def _start(self, sequence: Sequence, step: _Step) -> bool:
         """Take slot and blocks together, or nothing (False)."""
@@ -271,7 +279,7 @@ class Scheduler:
         self._running[sequence] = self._num_starts
         self._num_starts += 1
         self._count_start(sequence)
-        step.add(sequence, min(sequence.num_uncomputed_tokens, step.budget))
+        step.add(sequence, step.affords(sequence))
         return True
 
     def _take_blocks(self, sequence: Sequence) -> bool:
@@ -413,6 +421,11 @@ class Scheduler:
             assert len(sequence.blocks) >= _num_blocks(sequence.num_computed_tokens)
             assert (sequence.slot is not None) == (sequence in self._running and sequence.request.adapter is not None)
             assert sequence.slot is None or self._slots.digest_of(sequence.slot) == sequence.adapter_digest
+
+
+def _num_before(sequence: Sequence) -> int:
+    """Tokens whose keys cost a step more than it would take without prompts: a decode's own are no extra."""
+    return sequence.num_computed_tokens if sequence.num_uncomputed_tokens > 1 else 0
 
 
 def _num_blocks(num_tokens: int) -> int:

@@ -8,7 +8,7 @@ from loramux.engine.block_pool import BlockPool
 from loramux.engine.detokenize import TextPiece
 from loramux.engine.plan import StepPlan
 from loramux.engine.scheduler import Scheduler
-from loramux.engine.step_budget import StepBudget
+from loramux.engine.step_budget import StepBudget, StepTimes
 from loramux.engine.types import GenerationRequest, RequestEnd
 from loramux.lora.slots import SlotTable
 from tests.engine.symbolic import SymbolicRunner, make_state
@@ -40,6 +40,7 @@ class Bench:
         turn_steps: int = 4,
         num_pages: int | None = None,
         pages: dict[str, int] | None = None,
+        times: StepTimes | None = None,
     ) -> None:
         self.blocks = BlockPool(num_blocks)
         self.slots = SlotTable(num_slots, num_pages)
@@ -50,7 +51,7 @@ class Bench:
             self.blocks,
             self.slots,
             max_num_seqs=max_num_seqs,
-            budget=StepBudget(budget),
+            budget=StepBudget(budget, times),
             max_model_len=max_model_len,
             text_factory=lambda _: LetterText(),
             slot_turn_steps=turn_steps,

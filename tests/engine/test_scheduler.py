@@ -10,6 +10,7 @@ from loramux.engine.fair_queue import FairQueue
 from loramux.engine.plan import SampledToken, StepResult
 from loramux.engine.prefix import BLOCK_SIZE
 from loramux.engine.sequence import Sequence
+from loramux.engine.step_budget import PROBED_CHUNK, PROBED_CONTEXT, StepBudget, StepTimes
 from loramux.engine.types import GenerationRequest, RequestEnd
 from loramux.errors import Conflict, Failure
 from tests.engine.scheduler_bench import Bench
@@ -36,6 +37,25 @@ def test_a_long_prompt_is_computed_in_chunks_beside_decodes() -> None:
     assert [(chunk.sequence.request.request.id, chunk.num_tokens) for chunk in plan.chunks] == [("short", 1), ("long", 15)]
     bench.run()
     assert len(bench.tokens["short", 0]) == 20 and len(bench.tokens["long", 0]) == 2
+
+
+def test_chunks_beside_decodes_are_measured_and_get_shorter_as_their_context_grows() -> None:
+    seconds = {size: 0.020 + 0.001 * size for size in (1, 16, PROBED_CHUNK, 256)}
+    times = StepTimes(seconds, seconds[PROBED_CHUNK] + 0.001 * PROBED_CHUNK * PROBED_CONTEXT / 200)
+    bench = Bench(budget=200, times=times)
+    bench.add(make_request("short", [1], max_tokens=40))
+    bench.step()
+    bench.add(make_request("long", [2] * 400, max_tokens=2))
+    steps = [bench.step() for _ in range(6)]
+    assert all(step.chunks[0].num_tokens == 1 for step in steps), "the decode goes on"
+    allowed = StepBudget(200, times).of_step(1).num_tokens - 1
+    lengths, start = [], 0
+    for _ in steps:
+        lengths.append(int(allowed / (1 + start / 200)))
+        start += lengths[-1]
+    assert [step.chunks[1].num_tokens for step in steps] == lengths
+    bench.run()
+    assert len(bench.tokens["short", 0]) == 40 and len(bench.tokens["long", 0]) == 2
 
 
 def test_the_same_tenant_reads_cached_blocks_and_another_does_not() -> None:

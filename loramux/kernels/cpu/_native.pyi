@@ -138,6 +138,13 @@ def matmul(
     Raises ValueError for an instruction set that this machine does not run.
     """
 
+class TeamSize:
+    """As `team_size.h` says; for tests."""
+
+    def __init__(self, most: int) -> None: ...
+    def choose(self, now: float) -> int: ...
+    def observe(self, now: float, seconds: float, cpu_seconds: float) -> None: ...
+
 class AttentionShape:
     """window 0 sees everything."""
 

@@ -88,6 +88,11 @@ void bind_decoder(nb::module_& m) {
     bind_matmul(m);
     bind_decoder_weights(m);
 
+    nb::class_<TeamSize>(m, "TeamSize")
+        .def(nb::init<int>(), "most"_a)
+        .def("choose", &TeamSize::choose, "now"_a)
+        .def("observe", &TeamSize::observe, "now"_a, "seconds"_a, "cpu_seconds"_a);
+
     nb::class_<Decoder>(m, "Decoder")
         .def(
             "__init__",

@@ -1,6 +1,7 @@
 #include "decoder.h"
 
 #include <algorithm>
+#include <chrono>
 
 namespace loramux {
 
@@ -14,6 +15,8 @@ void* row_of(const Matrix& matrix, int64_t row, Dtype dtype) {
 }
 
 void* at(void* row, int64_t index, Dtype dtype) { return static_cast<char*>(row) + index * itemsize(dtype); }
+
+double seconds() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 int64_t part_of(int64_t size, const Member& member, int64_t least) { return std::max(least, size / (PARTS_EACH * member.count)); }
 
@@ -152,7 +155,7 @@ class DecoderPass {
 };
 
 Decoder::Decoder(AttentionShape attention, DecoderWeights weights, Isa isa, int num_threads)
-    : attention_(attention), weights_(std::move(weights)), isa_(isa), num_threads_(num_threads), rows_(row_ops(isa, attention.dtype)),
+    : attention_(attention), weights_(std::move(weights)), isa_(isa), team_size_(num_threads), rows_(row_ops(isa, attention.dtype)),
       matmul_(matmul_kernel(isa, attention.dtype, false)), matmul_float32_(matmul_kernel(isa, attention.dtype, true)) {}
 
 void Decoder::forward(const DecoderBatch& batch, const KvCaches& caches) {
@@ -160,11 +163,14 @@ void Decoder::forward(const DecoderBatch& batch, const KvCaches& caches) {
     shape.block_size = caches.block_size;
     AttentionPlan attention(shape, batch.attention, isa_);
     const Activations to = activations(batch.num_tokens, batch.num_logit_rows);
-    Team::run(num_threads_, [&](Member& member) {
+    const double start = seconds();
+    const double cpu_seconds = Team::run(team_size_.choose(start), [&](Member& member) {
         begin_tiles(isa_);
         DecoderPass(*this, shape, batch, caches, attention, to, member).run();
         end_tiles(isa_);
     });
+    const double end = seconds();
+    team_size_.observe(end, end - start, cpu_seconds);
 }
 
 Activations Decoder::activations(int64_t num_tokens, int64_t num_logit_rows) {

@@ -8,6 +8,7 @@
 #include "matmul.h"
 #include "row_ops.h"
 #include "scratch.h"
+#include "team_size.h"
 #include "team.h"
 
 namespace loramux {
@@ -70,7 +71,7 @@ struct Activations {
 // One thread at a time uses a decoder. A token's result does not depend on the number of threads.
 class Decoder {
    public:
-    // `attention` without a block size, which comes with the caches. Linear layers have the sites 4 * layer + 0 to 3 (qkv, o, gate_up, down) of adapters, the head the last one.
+    // `attention` without a block size, which comes with the caches; num_threads at most. Linear layers have the sites 4 * layer + 0 to 3 (qkv, o, gate_up, down) of adapters, the head the last one.
     Decoder(AttentionShape attention, DecoderWeights weights, Isa isa, int num_threads);
 
     // Writes keys and values to `caches`. The caller has checked that the batch fits.
@@ -84,7 +85,7 @@ class Decoder {
     AttentionShape attention_;
     DecoderWeights weights_;
     Isa isa_;
-    int num_threads_;
+    TeamSize team_size_;
     RowOps rows_;
     MatmulKernel matmul_;
     MatmulKernel matmul_float32_;

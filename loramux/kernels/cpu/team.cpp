@@ -1,5 +1,7 @@
 #include "team.h"
 
+#include <time.h>
+
 #include <climits>
 
 #if defined(__linux__)
@@ -44,6 +46,12 @@ void wake_all(std::atomic<uint32_t>&) {}
 #endif
 
 }  // namespace
+
+double CpuTimer::now() {
+    timespec time;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
 
 void Team::wait(uint32_t round) {
     for (int spin = 0; spin < SPINS; ++spin) {

@@ -8,12 +8,24 @@
 
 namespace loramux {
 
+// Time that the calling thread has had a core since it made the timer.
+class CpuTimer {
+   public:
+    double seconds() const { return now() - start_; }
+
+   private:
+    static double now();
+
+    const double start_ = now();
+};
+
 // What the threads of a team share.
 class Team {
    public:
-    // Runs body(member) on num_threads threads of the OpenMP pool (fewer if the pool has fewer), each with its own Member.
+    // Runs body(member) on num_threads threads of the OpenMP pool (fewer if the pool has fewer), each with its own Member. Returns the
+    // seconds that cores spent on it, all together.
     template <class Body>
-    static void run(int num_threads, Body body);
+    static double run(int num_threads, Body body);
 
    private:
     friend class Member;
@@ -69,13 +81,23 @@ class Member {
 };
 
 template <class Body>
-void Team::run(int num_threads, Body body) {
+double Team::run(int num_threads, Body body) {
     Team team;
-#pragma omp parallel num_threads(num_threads)
+    if (num_threads == 1) {
+        const CpuTimer timer;
+        Member member(team, 0, 1);
+        body(member);
+        return timer.seconds();
+    }
+    double cpu_seconds = 0;
+#pragma omp parallel num_threads(num_threads) reduction(+ : cpu_seconds)
     {
+        const CpuTimer timer;
         Member member(team, omp_get_thread_num(), omp_get_num_threads());
         body(member);
+        cpu_seconds = timer.seconds();
     }
+    return cpu_seconds;
 }
 
 template <class OnLast>
