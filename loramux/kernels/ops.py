@@ -14,7 +14,7 @@ import torch
 
 @dataclass(frozen=True)
 class AttentionBatch:
-    """Where each sequence's tokens of this step lie in the batch and in the KV blocks. Filled by the runner, once a step.
+    """Where each sequence's tokens of this step lie in the batch and in the KV blocks. Filled by the runner, once a step, on the CPU.
 
     Sequence s owns rows [query_starts[s], query_starts[s + 1]) of the batch: the last of its context_lens[s] tokens.
     """
@@ -234,8 +234,8 @@ class Decoder(Protocol):
     ) -> torch.Tensor:
         """Run T tokens and write their keys and values.
 
-        token_ids int64 [T]; cos, sin float32 [T, D]; logit_rows int64 [R], rows of the batch. -> logits float32 [R, vocab], the caller's
-        until the next forward.
+        token_ids int64 [T]; cos, sin float32 [T, D], both halves of a row equal; logit_rows int64 [R], rows of the batch: all on the CPU.
+        -> logits float32 [R, vocab] on the device, the caller's until the next forward.
         """
 
     def site_weight(self, site: int) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 
@@ -62,7 +63,8 @@ class TorchDecoder:
         logit_rows: torch.Tensor,
     ) -> torch.Tensor:
         rows, of_logits = lora or (None, None)
-        step = _Step(cos, sin, attention, rows)
+        token_ids, cos, sin, logit_rows = (each.to(self._embedding.device) for each in (token_ids, cos, sin, logit_rows))
+        step = _Step(cos, sin, self._moved(attention), rows)
         x = F.embedding(token_ids, self._embedding)
         if rows is not None:
             rows.embed(x, token_ids)
@@ -70,6 +72,10 @@ class TorchDecoder:
             x = x + self._attend(index, layer, self._normed(x, layer.input_norm), cache, step)
             x = x + self._feed_forward(index, layer, self._normed(x, layer.post_attention_norm), step)
         return self._linear(len(self._sites) - 1, self._normed(x[logit_rows], self._norm), of_logits).float()
+
+    def _moved(self, batch: AttentionBatch) -> AttentionBatch:
+        device = self._embedding.device
+        return dataclasses.replace(batch, block_tables=batch.block_tables.to(device), kv_slots=batch.kv_slots.to(device))
 
     def _linear(self, site: int, x: torch.Tensor, lora: LoraPlan | None) -> torch.Tensor:
         y = self._ops.linear(x, *self._sites[site])

@@ -44,7 +44,7 @@ class HeadShape(NamedTuple):
 
     @property
     def group_block(self) -> int:
-        return triton.next_power_of_2(self.group)
+        return int(triton.next_power_of_2(self.group))
 
 
 def block_keys_of(head_dim: int, dtype: torch.dtype) -> int:

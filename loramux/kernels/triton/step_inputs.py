@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from loramux.kernels.triton.pieces import HostPieces
 _ALIGNMENT = 32
 """Words: a line of the GPU's cache; and the 16 bytes by which Triton tells that wide loads are allowed."""
 
-Array = NDArray[np.int32] | NDArray[np.float32]
+Array = NDArray[Any]
+"""Of int32 or float32."""
 
 
 class StepInputs(NamedTuple):
@@ -57,13 +58,9 @@ class HostInputs(NamedTuple):
 
     def views(self, buffer: torch.Tensor) -> StepInputs:
         """Of a buffer int32 that holds what `pack` made, or will."""
-        views = list(_views(buffer, self.arrays()))
-        groups = zip(views[6:-1], self.groups, strict=True)
-        return StepInputs(
-            *views[:6],
-            groups=tuple(PieceGroup(pieces, group.block_queries, group.num_splits) for pieces, group in groups),
-            block_tables=views[-1],
-        )
+        token_ids, kv_slots, cos, sin, logit_rows, row_blocks, *pieces, block_tables = _views(buffer, self.arrays())
+        groups = tuple(PieceGroup(each, group.block_queries, group.num_splits) for each, group in zip(pieces, self.groups, strict=True))
+        return StepInputs(token_ids, kv_slots, cos, sin, logit_rows, row_blocks, groups, block_tables)
 
 
 def pack(inputs: HostInputs, *, pinned: bool) -> torch.Tensor:

@@ -13,7 +13,7 @@ from tests.kernels.triton.batches import by_head
 
 NUM_BLOCKS, BLOCK_SIZE, NUM_ROWS = 4, 8, 5
 SLOTS = [31, 0, 7, 8, 18]
-TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2.4e-2}
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 5e-2}
 
 
 class Case:
