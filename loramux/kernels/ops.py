@@ -321,7 +321,7 @@ class Ops(Protocol):
     def apply_bitmask(self, logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
         """logits[rows[i], t] = -inf in place where bit t of bitmask[i] is 0.
 
-        logits float32 [R, V]; bitmask int32 [N, ceil(V / 32)]; rows int64 [N].
+        logits float32 [R, V] on the device; bitmask int32 [N, ceil(V / 32)] and rows int64 [N] on the CPU.
         """
 
     def row_peaks(self, logits: torch.Tensor) -> torch.Tensor:
