@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 
-from loramux.kernels.ops import AttentionBatch, DecoderShape, DecoderWeights, LayerWeights, LoraPlan, StepLora
+from loramux.kernels.ops import AttentionBatch, DecoderShape, DecoderWeights, LayerWeights, LinearWeights, LoraPlan, Quantization, StepLora
 from loramux.kernels.triton.add_rms_norm import add_rms_norm, add_rms_norm_rows
 from loramux.kernels.triton.graphs import MAX_ROWS, Capture, CudaCapture, Graphs, bucket_of, call_again
+from loramux.kernels.triton.linear import Linear, linear
 from loramux.kernels.triton.lora import TritonLoraPlan
 from loramux.kernels.triton.paged_attention import HeadShape, block_keys_of, paged_attention
 from loramux.kernels.triton.pieces import Cutter, HostPieces
@@ -18,6 +19,9 @@ from loramux.kernels.triton.rope_cache import KvCache, rope_cache
 from loramux.kernels.triton.rows import block_rows_of
 from loramux.kernels.triton.silu_mul import silu_mul
 from loramux.kernels.triton.step_inputs import HostInputs, StepInputs, flat_tables, pack
+
+LAYER_SITES = 4
+"""Linear layers of a layer."""
 
 PROGRAMS_PER_PROCESSOR = 4
 """Of attention over a decode step, which waits for memory."""
@@ -37,15 +41,38 @@ class KvCaches:
         return self.num_blocks
 
 
+class _Layer(NamedTuple):
+    """A layer's norms; its matrices are sites."""
+
+    input_norm: torch.Tensor
+    head_norms: tuple[torch.Tensor, torch.Tensor] | None
+    """Of q and k."""
+    post_attention_norm: torch.Tensor
+
+    @classmethod
+    def of(cls, layer: LayerWeights) -> _Layer:
+        head_norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+        return cls(layer.input_norm, head_norms, layer.post_attention_norm)
+
+
 class TritonDecoder:
     """Implements `kernels.ops.Decoder`. One thread at a time uses it. Interpreted, it runs on a CPU's tensors."""
 
-    def __init__(self, shape: DecoderShape, weights: DecoderWeights, capture: Capture | None = None) -> None:
+    def __init__(
+        self, shape: DecoderShape, weights: DecoderWeights, quantization: Quantization | None = None, capture: Capture | None = None
+    ) -> None:
+        """Matrices are quantised as they are taken, one layer after another; a tied head stays tied."""
         self._shape = shape
-        self._embedding = weights.embedding
-        self._layers = tuple(weights.layers)
         self._norm = weights.norm
-        self._sites = (*(linear for layer in self._layers for linear in layer.linears), weights.head)
+        self._layers: list[_Layer] = []
+        self._sites: list[Linear] = []
+        for layer in weights.layers:
+            self._layers.append(_Layer.of(layer))
+            self._sites += (linear(each, quantization) for each in layer.linears)
+        head = linear(weights.head, quantization)
+        self._sites.append(head)
+        is_tied = weights.head.weight is weights.embedding
+        self._embedding = head if is_tied else linear(LinearWeights(weights.embedding), quantization)
         self._device = weights.embedding.device
         self._capture = capture or (CudaCapture() if self._device.type == "cuda" else call_again)
         self._heads = HeadShape(shape.num_heads, shape.num_kv_heads, shape.head_dim)
@@ -59,13 +86,13 @@ class TritonDecoder:
         return KvCaches(layers, num_blocks, block_size, graphs)
 
     def site_weight(self, site: int) -> torch.Tensor:
-        return self._sites[site].weight
+        return self._sites[site].whole()
 
     def site_bias(self, site: int) -> torch.Tensor | None:
         return self._sites[site].bias
 
     def embedding_weight(self) -> torch.Tensor:
-        return self._embedding
+        return self._embedding.whole()
 
     @torch.no_grad()
     def forward(
@@ -123,11 +150,11 @@ class TritonDecoder:
         """Every tensor is on the device; nothing here waits for it or asks what it holds."""
         rows, of_logits = lora or (None, None)
         eps = self._shape.rms_norm_eps
-        x, delta = F.embedding(step.token_ids, self._embedding), None
+        x, delta = self._embedding.rows(step.token_ids), None
         if rows is not None:
             rows.embed(x, step.token_ids)
         for index, (layer, cache) in enumerate(zip(self._layers, caches.layers, strict=True)):
-            site = len(layer.linears) * index
+            site = LAYER_SITES * index
             delta = self._attend(site, layer, add_rms_norm(x, delta, layer.input_norm, eps), cache, step, rows)
             normed = add_rms_norm(x, delta, layer.post_attention_norm, eps)
             delta = self._linear(site + 3, silu_mul(self._linear(site + 2, normed, rows)), rows)
@@ -135,18 +162,15 @@ class TritonDecoder:
         return self._linear(len(self._sites) - 1, normed, of_logits).float()
 
     def _linear(self, site: int, x: torch.Tensor, lora: LoraPlan | None) -> torch.Tensor:
-        y = F.linear(x, *self._sites[site])
+        y = self._sites[site].apply(x)
         if lora is not None:
             lora.apply(site, y, x)
         return y
 
-    def _attend(
-        self, site: int, layer: LayerWeights, x: torch.Tensor, cache: KvCache, step: StepInputs, lora: LoraPlan | None
-    ) -> torch.Tensor:
+    def _attend(self, site: int, layer: _Layer, x: torch.Tensor, cache: KvCache, step: StepInputs, lora: LoraPlan | None) -> torch.Tensor:
         shape = self._shape
         qkv = self._linear(site, x, lora)
-        head_norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
-        rope_cache(qkv, head_norms, step.cos, step.sin, cache, step.kv_slots, shape.rms_norm_eps)
+        rope_cache(qkv, layer.head_norms, step.cos, step.sin, cache, step.kv_slots, shape.rms_norm_eps)
         attended = qkv.new_empty((len(qkv), shape.num_heads * shape.head_dim))
         for group in step.groups:
             paged_attention(attended, qkv, cache, group, step.block_tables, self._heads, shape.scale, shape.sliding_window)

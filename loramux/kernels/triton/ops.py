@@ -17,7 +17,6 @@ from loramux.kernels.ops import (
     Quantization,
     SamplingRow,
 )
-from loramux.kernels.reference.quantization import fake_quantized
 from loramux.kernels.reference.sampling import row_peaks, token_logprobs
 from loramux.kernels.triton.apply_bitmask import apply_bitmask
 from loramux.kernels.triton.decoder import TritonDecoder
@@ -34,7 +33,7 @@ class TritonOps:
         self._device = torch.device(device)
 
     def decoder(self, shape: DecoderShape, weights: DecoderWeights, quantization: Quantization | None = None) -> Decoder:
-        return TritonDecoder(shape, weights if quantization is None else fake_quantized(weights))
+        return TritonDecoder(shape, weights, quantization)
 
     def lora_slots(self, shape: LoraShape, limits: LoraLimits) -> LoraSlots:
         return TritonLoraSlots(shape, limits, self._device)

@@ -18,6 +18,8 @@ from loramux.kernels.triton.add_rms_norm import _add_rms_norm
 from loramux.kernels.triton.apply_bitmask import _apply_bitmask
 from loramux.kernels.triton.embed import _embed
 from loramux.kernels.triton.expand import BLOCK_COLUMNS, _expand, dot_precision
+from loramux.kernels.triton.int8_matmul import BLOCK_INNER as INT8_BLOCK_INNER
+from loramux.kernels.triton.int8_matmul import _int8_matmul
 from loramux.kernels.triton.lora import MAX_SPLITS
 from loramux.kernels.triton.paged_attention import _combine, _paged_attention, block_keys_of
 from loramux.kernels.triton.rope_cache import _rope_cache
@@ -29,6 +31,8 @@ from loramux.kernels.triton.tiles import BLOCK_RANKS
 
 POINTERS = {
     **dict.fromkeys(("shrunk", "vectors", "cos", "sin", "partial", "lse"), "*fp32"),
+    "values": "*i8",
+    "scales": "*fp32",
     **dict.fromkeys(("table", "blocks", "columns_of", "token_ids", "rows", "kv_slots", "pieces", "block_tables"), "*i32"),
     **dict.fromkeys(("eps", "limit", "scale"), "fp32"),
 }
@@ -67,6 +71,10 @@ def variants(dtype: torch.dtype) -> Iterator[Variant]:
     yield Variant(_apply_bitmask, {"block": 1024}, pointers={"logits": "*fp32", "bitmask": "*i32"})
     draws = {"token_ids": "*i64", "logits": "*fp32", "peaks": "*fp32", "rows": "*fp64"}
     yield Variant(_draw, {"block": BLOCK_TOKENS}, {"num_warps": 16, "enable_fp_fusion": False}, draws)
+    stages = 3 if dtype.itemsize == 2 else 2
+    for block_rows in (16, 64):
+        size = {"block_rows": block_rows, "block_columns": 64, "block_inner": INT8_BLOCK_INNER, "widen": False}
+        yield Variant(_int8_matmul, {"bias": None, "has_bias": False, **size}, {"num_stages": stages})
     for head_dim in (64, 80, 128):
         size = {"head_dim": head_dim, "half_block": triton.next_power_of_2(head_dim // 2)}
         yield Variant(_rope_cache, {"has_norms": True, **size}, {"num_warps": 1})

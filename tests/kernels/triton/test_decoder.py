@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from loramux.kernels.ops import AttentionBatch, Decoder, LoraLimits, SlotRows, StepLora
+from loramux.kernels.ops import AttentionBatch, Decoder, LoraLimits, Quantization, SlotRows, StepLora
 from loramux.kernels.reference.ops import ReferenceOps
 from loramux.kernels.triton.decoder import TritonDecoder, padded
 from loramux.kernels.triton.graphs import MAX_ROWS, Call, Graphs, bucket_of
@@ -69,7 +69,7 @@ def test_decodes_are_recorded_once_and_repeated_with_other_numbers() -> None:
     """Of five steps the last two are decodes, with adapters and without."""
     draw, recorder, limits = Random(random.randrange(2**31)), Recorder(), LoraLimits(4, 64, 512)
     weights = draw.weights(SHAPE, num_layers=1)
-    decoder, slots = TritonDecoder(SHAPE, weights, recorder), TritonOps("cpu").lora_slots(lora_shape(SHAPE, 1), limits)
+    decoder, slots = TritonDecoder(SHAPE, weights, capture=recorder), TritonOps("cpu").lora_slots(lora_shape(SHAPE, 1), limits)
     adapters = [draw.adapter(lora_shape(SHAPE, 1), 4)]
     seqs = make_sequences(draw.rng, SHAPE.vocab_size, [None, 0, None, 0, 0])
     got = run_decoder(decoder, slots, SHAPE, adapters, seqs, seed=2)
@@ -77,6 +77,26 @@ def test_decodes_are_recorded_once_and_repeated_with_other_numbers() -> None:
     assert recorder.num_replayed >= 2
     want = run(ReferenceOps(), SHAPE, weights, adapters, seqs, seed=2)
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["own head", "tied"])
+def test_8_bits_equal_the_reference(tied: bool) -> None:
+    draw = Random(random.randrange(2**31))
+    weights = draw.weights(SHAPE, num_layers=1, extras=True, tied=tied)
+    adapters = [draw.adapter(lora_shape(SHAPE, 1), 3)]
+    seqs = make_sequences(draw.rng, SHAPE.vocab_size, [None, 0])
+    got, want = (run(ops, SHAPE, weights, adapters, seqs, 1, "int8") for ops in (TritonOps("cpu"), ReferenceOps()))
+    torch.testing.assert_close(got, want, atol=2e-5 * want.abs().max().item(), rtol=2e-5)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_weights_come_back_as_they_are_computed_with(quantization: Quantization | None) -> None:
+    weights = Random(3).weights(SHAPE, extras=True, tied=False)
+    got, want = (ops.decoder(SHAPE, weights, quantization) for ops in (TritonOps("cpu"), ReferenceOps()))
+    for site in range(9):
+        assert torch.equal(got.site_weight(site), want.site_weight(site))
+        assert got.site_bias(site) is want.site_bias(site)
+    assert torch.equal(got.embedding_weight(), want.embedding_weight())
 
 
 def decode(decoder: Decoder, caches: Any, num_rows: int, lora: StepLora | None, logit_rows: list[int] | None = None) -> torch.Tensor:
@@ -90,7 +110,7 @@ def decode(decoder: Decoder, caches: Any, num_rows: int, lora: StepLora | None, 
 @pytest.mark.parametrize(("num_rows", "is_recorded"), [(2, True), (3, False)])
 def test_a_decode_that_is_padded_to_more_rows_than_adapters_may_have_is_not_recorded(num_rows: int, is_recorded: bool) -> None:
     draw, recorder = Random(5), Recorder()
-    decoder = TritonDecoder(SHAPE, draw.weights(SHAPE, num_layers=1), recorder)
+    decoder = TritonDecoder(SHAPE, draw.weights(SHAPE, num_layers=1), capture=recorder)
     slots = TritonOps("cpu").lora_slots(lora_shape(SHAPE, 1), LoraLimits(4, 8, max_num_tokens=3))
     weights = slots.prepare(draw.adapter(lora_shape(SHAPE, 1), 4))
     rows = [SlotRows(1, num_rows, 0, (0, 1), weights)]
@@ -100,7 +120,7 @@ def test_a_decode_that_is_padded_to_more_rows_than_adapters_may_have_is_not_reco
 
 def test_a_padded_decode_writes_to_no_block_of_anyones() -> None:
     recorder = Recorder()
-    decoder = TritonDecoder(SHAPE, Random(7).weights(SHAPE, num_layers=1), recorder)
+    decoder = TritonDecoder(SHAPE, Random(7).weights(SHAPE, num_layers=1), capture=recorder)
     caches = decoder.new_kv_caches(NUM_BLOCKS, BLOCK_SIZE)
     assert decode(decoder, caches, 3, None).shape == (3, SHAPE.vocab_size)
     assert recorder.num_replayed == 1
@@ -110,7 +130,7 @@ def test_a_padded_decode_writes_to_no_block_of_anyones() -> None:
 
 def test_a_step_that_wants_other_logits_is_not_recorded() -> None:
     recorder, weights = Recorder(), Random(8).weights(SHAPE, num_layers=1)
-    decoders = (TritonDecoder(SHAPE, weights, recorder), ReferenceOps().decoder(SHAPE, weights))
+    decoders = (TritonDecoder(SHAPE, weights, capture=recorder), ReferenceOps().decoder(SHAPE, weights))
     got, want = (decode(each, each.new_kv_caches(NUM_BLOCKS, BLOCK_SIZE), 3, None, [0, 2]) for each in decoders)
     assert recorder.num_recorded == 0
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
