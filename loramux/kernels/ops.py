@@ -248,37 +248,6 @@ class Decoder(Protocol):
         """[vocab, H]. Perhaps a copy."""
 
 
-class LayerOps(Protocol):
-    """What `reference/decoder.py` is made of. T tokens; tensors share the model's dtype unless said."""
-
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x W^T + b. x [T, in], weight [out, in], bias [out] -> [T, out]"""
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight over the last dimension, accumulated in float32. [..., H] -> [..., H]"""
-
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up of [T, 2 * I] -> [T, I]"""
-
-    def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotate halves. x [T, heads, D]; cos, sin float32 [T, D] for each token's position. -> [T, heads, D]"""
-
-    def write_kv(self, k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_slots: torch.Tensor) -> None:
-        """k, v [T, Hkv, D] into caches [num_blocks, block_size, Hkv, D] at kv_slots. What is not finite is stored as a finite value."""
-
-    def paged_attention(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        batch: AttentionBatch,
-        scale: float,
-        window: int | None,
-    ) -> torch.Tensor:
-        """Causal attention of q [T, Hq, D] over each sequence's blocks, its own tokens included; `window` tokens back at most.
-        -> [T, Hq, D]"""
-
-
 class SamplingRow(NamedTuple):
     """How a row of logits is drawn from. Filled by the sampler."""
 

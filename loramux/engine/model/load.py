@@ -81,7 +81,7 @@ def _rope(weights: Weights, config: ModelConfig) -> RopeFrequencies:
     """On the CPU, where a step's numbers are made. A GGUF carries llama3's scaling as a divisor per frequency."""
     inverse, attention_factor = rope_frequencies(config.rope, config.head_dim)
     if weights.has("rope_freqs.weight"):
-        inverse = inverse / weights.take("rope_freqs.weight", config.head_dim // 2).float().cpu()
+        inverse = inverse / weights.take("rope_freqs.weight", config.head_dim // 2, device="cpu").float()
     return RopeFrequencies(inverse, attention_factor)
 
 
