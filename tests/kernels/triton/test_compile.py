@@ -24,6 +24,7 @@ KERNELS = {
     "_combine",
     "_apply_bitmask",
     "_draw",
+    "_int8_matmul",
 }
 
 
