@@ -30,6 +30,7 @@ from loramux.kernels.triton.graphs import call_again
 
 BLOCK_SIZE = 32
 PARITY_SHAPE = DecoderShape(1003, 512, 1024, 8, 2, 64, None, 1e-5, torch.float32)
+NUM_PARITY_LAYERS = 2
 PARITY_STEPS = (((0, 100), (0, 7), (0, 1)), ((100, 101), (7, 40), (1, 2)), ((101, 102), (40, 41), (2, 3)), ((102, 103), (41, 42), (3, 4)))
 """(start, end) of each sequence's tokens: chunks, a mixed step, decodes."""
 
@@ -124,7 +125,7 @@ def with_adapters(slots: LoraSlots, adapters: list[Prepared], step: Step) -> Ste
 def logits_of(decoder: Decoder, slots: LoraSlots, shape: DecoderShape) -> torch.Tensor:
     """Of every step of `PARITY_STEPS`, with adapters."""
     draw = Draw(0, shape.dtype)
-    adapters = [prepare(slots, draw.adapter(lora_shape(shape, 2), [5, 16])) for _ in range(2)]
+    adapters = [prepare(slots, draw.adapter(lora_shape(shape, NUM_PARITY_LAYERS), [5, 16])) for _ in range(2)]
     caches = decoder.new_kv_caches(256, BLOCK_SIZE)
     results = []
     for spans in PARITY_STEPS:
@@ -137,16 +138,18 @@ def logits_of(decoder: Decoder, slots: LoraSlots, shape: DecoderShape) -> torch.
 def decoder_differences(ops: Ops, device: str, dtype: torch.dtype) -> dict[str, float]:
     """|got - want| / |want| of the logits, by norm: to the reference, in 8 bits too, and of recorded steps to queued ones."""
     shape = PARITY_SHAPE._replace(dtype=dtype)
-    weights = random_weights(shape, 2, "cpu")
+    weights = random_weights(shape, NUM_PARITY_LAYERS, "cpu")
     on_device, limits = moved(weights, device), LoraLimits(2, 16, 256)
 
     def difference(quantization: Quantization | None) -> float:
         want = logits_of(
-            ReferenceOps().decoder(shape, weights, quantization), ReferenceOps().lora_slots(lora_shape(shape, 2), limits), shape
+            ReferenceOps().decoder(shape, weights, quantization),
+            ReferenceOps().lora_slots(lora_shape(shape, NUM_PARITY_LAYERS), limits),
+            shape,
         )
         return distance(logits_of(ops.decoder(shape, on_device, quantization), slots, shape), want)
 
-    slots = ops.lora_slots(lora_shape(shape, 2), limits)
+    slots = ops.lora_slots(lora_shape(shape, NUM_PARITY_LAYERS), limits)
     recorded, queued = (logits_of(TritonDecoder(shape, on_device, capture=capture), slots, shape) for capture in (None, call_again))
     return {"decoder": difference(None), "decoder-int8": difference("int8"), "decoder-graph": distance(recorded, queued)}
 

@@ -31,12 +31,13 @@ def few(gpu_check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     import gpu_decoder
     import gpu_operations
 
-    sizes = {"CONTEXTS": (33, 70, 17), "QUERIES": (1, 17, 17), "NUM_TOKENS": 35, "VOCAB_SIZE": 997, "HIDDEN": 48, "NUM_DRAWS": 1}
+    sizes = {"CONTEXTS": (70, 33, 9), "QUERIES": (1, 9, 9), "NUM_TOKENS": 19, "VOCAB_SIZE": 997, "HIDDEN": 48, "NUM_DRAWS": 1}
     for name, size in sizes.items():
         monkeypatch.setattr(gpu_operations, name, size)
-    shape = gpu_decoder.PARITY_SHAPE._replace(vocab_size=53, hidden_size=32, intermediate_size=48, num_heads=4, head_dim=16)
+    shape = gpu_decoder.PARITY_SHAPE._replace(vocab_size=53, hidden_size=32, intermediate_size=48, num_heads=2, num_kv_heads=1, head_dim=16)
+    monkeypatch.setattr(gpu_decoder, "NUM_PARITY_LAYERS", 1)
     monkeypatch.setattr(gpu_decoder, "PARITY_SHAPE", shape)
-    monkeypatch.setattr(gpu_decoder, "PARITY_STEPS", (((0, 9), (0, 3), (0, 1)), ((9, 10), (3, 4), (1, 2))))
+    monkeypatch.setattr(gpu_decoder, "PARITY_STEPS", (((0, 5), (0, 1), (0, 1)), ((5, 6), (1, 2), (1, 2))))
     monkeypatch.setattr(gpu_decoder, "CONTEXT", 40)
 
 
