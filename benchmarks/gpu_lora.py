@@ -11,6 +11,7 @@ from itertools import groupby, pairwise, product
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 from loramux.kernels.ops import (
     AdapterWeights,
@@ -217,7 +218,7 @@ class LayerTimes:
 
     def __init__(self, ops: Ops, device: str, sites: dict[str, SiteShape], largest: Sequence[Batch]) -> None:
         """Room for the largest of these batches."""
-        self._ops, self._device, self._sites = ops, device, sites
+        self._device, self._sites = device, sites
         shape = LoraShape(tuple(sites.values()) * NUM_LAYERS, vocab_size=128, hidden_size=128, dtype=DTYPE)
         num_slots, max_rank = (max(batch.num_adapters for batch in largest), max(batch.rank for batch in largest))
         self._slots = ops.lora_slots(shape, LoraLimits(num_slots, max_rank, max(batch.num_rows for batch in largest)))
@@ -242,7 +243,7 @@ class LayerTimes:
 
         def run(lora: LoraPlan | None) -> None:
             for layer, weight in enumerate(weights):
-                y = self._ops.linear(x, weight, None)
+                y = F.linear(x, weight)
                 if lora is not None:
                     lora.apply(first + layer * len(self._sites), y, x)
 

@@ -103,7 +103,7 @@ def _apply_constraints(logits: torch.Tensor, rows: Sequence[SampleRow], bitmask:
     mask_rows, indexes = zip(*pairs, strict=True)
     if mask_rows != tuple(range(len(bitmask))):
         bitmask = bitmask[torch.tensor(mask_rows)]
-    ops.apply_bitmask(logits, bitmask.to(logits.device), torch.tensor(indexes, device=logits.device))
+    ops.apply_bitmask(logits, bitmask, torch.tensor(indexes))
 
 
 def _apply_bias(logits: torch.Tensor, rows: Sequence[SampleRow]) -> None:

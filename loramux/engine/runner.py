@@ -77,7 +77,8 @@ class ModelRunner:
         )
         token_ids, last = torch.zeros(num_tokens, dtype=torch.int64), torch.tensor([num_tokens - 1])
         start = time.perf_counter()
-        self._model.forward(token_ids, positions, self._kv, attention, None, last)
+        logits = self._model.forward(token_ids, positions, self._kv, attention, None, last)
+        logits.cpu()  # a device may still be computing them
         return time.perf_counter() - start
 
     def _lora(self, segments: list[LoraSegment], logit_rows: list[int]) -> StepLora | None:

@@ -32,12 +32,13 @@ def sample(logits: torch.Tensor, rows: Sequence[SampleRow], bitmask: torch.Tenso
     logits, and one whose rules leave no token, gets `error` instead of a token.
     """
     logits = raw = logits.contiguous()
-    are_finite = [True] * len(rows)
+    peaks = None
     if has_rules := any(row.has_rules for row in rows):
         raw = logits.clone() if any(row.sampling.num_logprobs is not None for row in rows) else logits
-        are_finite = [math.isfinite(peak) for peak in ops.row_peaks(logits).tolist()]
+        peaks = ops.row_peaks(logits)
         apply_rules(logits, rows, bitmask, ops)
     token_ids = ops.choose_tokens(logits, [_sampling(row) for row in rows])
+    are_finite = [True] * len(rows) if peaks is None else list(map(math.isfinite, peaks.tolist()))
     without = _NONE_LEFT if has_rules else _NOT_FINITE
     sampled = [
         (SampledToken(token_id) if token_id >= 0 else without) if is_finite else _NOT_FINITE

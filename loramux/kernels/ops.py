@@ -14,7 +14,7 @@ import torch
 
 @dataclass(frozen=True)
 class AttentionBatch:
-    """Where each sequence's tokens of this step lie in the batch and in the KV blocks. Filled by the runner, once a step.
+    """Where each sequence's tokens of this step lie in the batch and in the KV blocks. Filled by the runner, once a step, on the CPU.
 
     Sequence s owns rows [query_starts[s], query_starts[s + 1]) of the batch: the last of its context_lens[s] tokens.
     """
@@ -234,8 +234,8 @@ class Decoder(Protocol):
     ) -> torch.Tensor:
         """Run T tokens and write their keys and values.
 
-        token_ids int64 [T]; cos, sin float32 [T, D]; logit_rows int64 [R], rows of the batch. -> logits float32 [R, vocab], the caller's
-        until the next forward.
+        token_ids int64 [T]; cos, sin float32 [T, D], both halves of a row equal; logit_rows int64 [R], rows of the batch: all on the CPU.
+        -> logits float32 [R, vocab] on the device, the caller's until the next forward.
         """
 
     def site_weight(self, site: int) -> torch.Tensor:
@@ -246,37 +246,6 @@ class Decoder(Protocol):
 
     def embedding_weight(self) -> torch.Tensor:
         """[vocab, H]. Perhaps a copy."""
-
-
-class LayerOps(Protocol):
-    """What `reference/decoder.py` is made of. T tokens; tensors share the model's dtype unless said."""
-
-    def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x W^T + b. x [T, in], weight [out, in], bias [out] -> [T, out]"""
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight over the last dimension, accumulated in float32. [..., H] -> [..., H]"""
-
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """silu(gate) * up of [T, 2 * I] -> [T, I]"""
-
-    def rope(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        """Rotate halves. x [T, heads, D]; cos, sin float32 [T, D] for each token's position. -> [T, heads, D]"""
-
-    def write_kv(self, k: torch.Tensor, v: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, kv_slots: torch.Tensor) -> None:
-        """k, v [T, Hkv, D] into caches [num_blocks, block_size, Hkv, D] at kv_slots. What is not finite is stored as a finite value."""
-
-    def paged_attention(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        batch: AttentionBatch,
-        scale: float,
-        window: int | None,
-    ) -> torch.Tensor:
-        """Causal attention of q [T, Hq, D] over each sequence's blocks, its own tokens included; `window` tokens back at most.
-        -> [T, Hq, D]"""
 
 
 class SamplingRow(NamedTuple):
@@ -321,7 +290,7 @@ class Ops(Protocol):
     def apply_bitmask(self, logits: torch.Tensor, bitmask: torch.Tensor, rows: torch.Tensor) -> None:
         """logits[rows[i], t] = -inf in place where bit t of bitmask[i] is 0.
 
-        logits float32 [R, V]; bitmask int32 [N, ceil(V / 32)]; rows int64 [N].
+        logits float32 [R, V] on the device; bitmask int32 [N, ceil(V / 32)] and rows int64 [N] on the CPU.
         """
 
     def row_peaks(self, logits: torch.Tensor) -> torch.Tensor:

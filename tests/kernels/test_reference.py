@@ -8,9 +8,12 @@ import pytest
 import torch
 
 from loramux.kernels.ops import AttentionBatch
-from loramux.kernels.reference.ops import ReferenceOps
-
-OPS = ReferenceOps()
+from loramux.kernels.reference.apply_bitmask import apply_bitmask
+from loramux.kernels.reference.kv_cache import write_kv
+from loramux.kernels.reference.paged_attention import paged_attention, plan_attention
+from loramux.kernels.reference.rms_norm import rms_norm
+from loramux.kernels.reference.rope import rope
+from loramux.kernels.reference.silu_mul import silu_mul
 
 
 def make_batch(rng: random.Random, num_seqs: int, block_size: int, max_context: int) -> tuple[AttentionBatch, int]:
@@ -31,6 +34,12 @@ def make_batch(rng: random.Random, num_seqs: int, block_size: int, max_context: 
         starts.append(starts[-1] + query)
     batch = AttentionBatch(tuple(starts), tuple(context_lens), block_tables, torch.tensor(slots))
     return batch, sum(tables) + 3
+
+
+def attend(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, batch: AttentionBatch, scale: float, window: int | None
+) -> torch.Tensor:
+    return paged_attention(q, k_cache, v_cache, plan_attention(batch, k_cache.shape[1], window), scale)
 
 
 def full_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
@@ -57,7 +66,7 @@ def test_paged_attention_equals_full_attention(num_heads: int, num_kv_heads: int
         batch, num_blocks = make_batch(rng, num_seqs, block_size, max_context=83)
         k_cache, v_cache = torch.randn(2, num_blocks, block_size, num_kv_heads, head_dim, generator=generator)
         q = torch.randn(batch.query_starts[-1], num_heads, head_dim, generator=generator)
-        got = OPS.paged_attention(q, k_cache, v_cache, batch, head_dim**-0.5, window)
+        got = attend(q, k_cache, v_cache, batch, head_dim**-0.5, window)
         for s, context in enumerate(batch.context_lens):
             rows = slice(batch.query_starts[s], batch.query_starts[s + 1])
             k, v = (cache[batch.block_tables[s]].flatten(0, 1)[:context] for cache in (k_cache, v_cache))
@@ -70,20 +79,18 @@ def test_a_decode_row_does_not_depend_on_its_companions() -> None:
     batch, num_blocks = make_batch(rng, 11, 32, max_context=200)
     k_cache, v_cache = torch.randn(2, num_blocks, 32, 3, 64)
     q = torch.randn(batch.query_starts[-1], 9, 64)
-    together = OPS.paged_attention(q, k_cache, v_cache, batch, 0.125, None)
+    together = attend(q, k_cache, v_cache, batch, 0.125, None)
     for s, context in enumerate(batch.context_lens):
         start, end = batch.query_starts[s : s + 2]
         alone = AttentionBatch((0, end - start), (context,), batch.block_tables[s : s + 1], batch.kv_slots[start:end])
-        torch.testing.assert_close(
-            OPS.paged_attention(q[start:end], k_cache, v_cache, alone, 0.125, None), together[start:end], atol=1e-5, rtol=0
-        )
+        torch.testing.assert_close(attend(q[start:end], k_cache, v_cache, alone, 0.125, None), together[start:end], atol=1e-5, rtol=0)
 
 
 def test_write_kv_puts_rows_where_their_slots_say() -> None:
     k, v = torch.randn(2, 5, 3, 7)
     k_cache, v_cache = torch.zeros(2, 4, 11, 3, 7)
     slots = [43, 0, 12, 30, 11]
-    OPS.write_kv(k, v, k_cache, v_cache, torch.tensor(slots))
+    write_kv(k, v, k_cache, v_cache, torch.tensor(slots))
     for row, slot in enumerate(slots):
         assert torch.equal(k_cache[slot // 11, slot % 11], k[row])
         assert torch.equal(v_cache[slot // 11, slot % 11], v[row])
@@ -98,7 +105,7 @@ def test_what_one_sequence_left_in_its_blocks_reaches_no_other(poison: float, dt
     caches = [torch.zeros(num_blocks, block_size, kv_heads, size, dtype=dtype) for _ in range(2)]
     clean = [cache.clone() for cache in caches]
     everywhere = torch.arange(num_blocks * block_size)
-    OPS.write_kv(*torch.full((2, len(everywhere), kv_heads, size), poison, dtype=dtype), *caches, everywhere)
+    write_kv(*torch.full((2, len(everywhere), kv_heads, size), poison, dtype=dtype), *caches, everywhere)
     tables, lens = torch.tensor([[1, 2, 3], [4, 0, 0]]), (19, 3)
     own = torch.cat([tables[s].repeat_interleave(block_size)[:n] * block_size + torch.arange(n) % block_size for s, n in enumerate(lens)])
     k, v = torch.randn(2, len(own), kv_heads, size).to(dtype)
@@ -107,24 +114,24 @@ def test_what_one_sequence_left_in_its_blocks_reaches_no_other(poison: float, dt
     got: list[torch.Tensor] = []
     want: list[torch.Tensor] = []
     for target, out in ((caches, got), (clean, want)):
-        OPS.write_kv(k, v, *target, own)
-        out.append(OPS.paged_attention(q, *target, batch, size**-0.5, None))
+        write_kv(k, v, *target, own)
+        out.append(attend(q, *target, batch, size**-0.5, None))
     torch.testing.assert_close(got[0], want[0], atol=0, rtol=0)
 
 
 def test_rms_norm_and_silu_mul() -> None:
     x, weight = torch.randn(5, 37), torch.randn(37)
     want = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
-    torch.testing.assert_close(OPS.rms_norm(x, weight, 1e-5).double(), want, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5).double(), want, atol=1e-5, rtol=1e-5)
     gate_up = torch.randn(3, 2 * 13)
     gate, up = gate_up[:, :13].double(), gate_up[:, 13:].double()
-    torch.testing.assert_close(OPS.silu_mul(gate_up).double(), gate / (1 + (-gate).exp()) * up, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(silu_mul(gate_up).double(), gate / (1 + (-gate).exp()) * up, atol=1e-5, rtol=1e-5)
 
 
 def test_rope_turns_each_pair_by_its_angle() -> None:
     x = torch.randn(4, 3, 10)
     angles = torch.rand(4, 5) * 6
-    got = OPS.rope(x, torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin())
+    got = rope(x, torch.cat((angles, angles), -1).cos(), torch.cat((angles, angles), -1).sin())
     pairs = torch.complex(x[..., :5], x[..., 5:]) * torch.polar(torch.ones(4, 5), angles).unsqueeze(1)
     torch.testing.assert_close(got, torch.cat((pairs.real, pairs.imag), -1), atol=1e-5, rtol=1e-5)
 
@@ -137,7 +144,7 @@ def test_bitmask_forbids_exactly_the_clear_bits() -> None:
     weights = torch.tensor([1 << bit for bit in range(32)], dtype=torch.int64)
     words = (allowed.view(2, 4, 32) * weights).sum(-1)
     bitmask = torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
-    OPS.apply_bitmask(logits, bitmask, torch.tensor([3, 1]))
+    apply_bitmask(logits, bitmask, torch.tensor([3, 1]))
     for mask_row, row in ((0, 3), (1, 1)):
         seen = allowed[mask_row, :vocab_size]
         assert torch.equal(logits[row][seen], before[row][seen])

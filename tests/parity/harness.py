@@ -76,18 +76,15 @@ class Harness:
                 segments.append(LoraSegment(starts[-1], starts[-1] + num_tokens, row, (), sequence.adapter))
             starts.append(starts[-1] + num_tokens)
             sequence.num_done = span.stop
-        device = self.model.device
-        batch = AttentionBatch(
-            tuple(starts), tuple(run.sequence.num_done for run in runs), tables.to(device), torch.tensor(slots, device=device)
-        )
+        batch = AttentionBatch(tuple(starts), tuple(run.sequence.num_done for run in runs), tables, torch.tensor(slots))
         rows = list(range(starts[-1])) if all_rows else [end - 1 for end in starts[1:]]
         logits = self.model.forward(
-            torch.tensor(token_ids, device=device),
-            torch.tensor(positions, device=device),
+            torch.tensor(token_ids),
+            torch.tensor(positions),
             self._kv,
             batch,
             self._lora(segments, rows),
-            torch.tensor(rows, device=device),
+            torch.tensor(rows),
         )
         return list(logits.clone().split([run.num_tokens if all_rows else 1 for run in runs]))
 

@@ -42,7 +42,6 @@ class DecoderModel:
         """`sites` name the decoder's linear layers, in its order."""
         self.config = config
         self.dtype = dtype
-        self.device = rope.inverse.device
         self.sites = tuple(sites)
         self._module_of = {part.module: _Module(site, part, decoder.site_bias(site.number)) for site in sites for part in site.slices}
         self.modules: dict[str, ModuleShape] = {name: module.shape for name, module in self._module_of.items()}
@@ -88,7 +87,7 @@ class DecoderModel:
     ) -> torch.Tensor:
         """Run T tokens and write their keys and values into `kv`.
 
-        token_ids, positions int64 [T]; logit_rows int64 [R], rows of the batch. -> logits float32 [R, vocab_size], the caller's until the
-        next forward.
+        token_ids, positions int64 [T]; logit_rows int64 [R], rows of the batch; these and `attention` on the CPU, whichever the device.
+        -> logits float32 [R, vocab_size] on the device, the caller's until the next forward.
         """
         return self._decoder.forward(token_ids, *rope_table(self._rope, positions), kv, attention, lora, logit_rows)

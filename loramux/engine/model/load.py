@@ -52,7 +52,7 @@ def load_model(checkpoint: Checkpoint, device: str, dtype: str, ops: Ops, quanti
     sites = linear_sites(config)
     layers = (_layer(weights, config, sites[LAYER_SITES * index :], index) for index in range(config.num_layers))
     decoder = ops.decoder(_shape(config, weights.dtype), DecoderWeights(embedding, layers, norm, LinearWeights(head)), quantization)
-    rope = _rope(weights, config, torch.device(device))
+    rope = _rope(weights, config)
     weights.discard("rotary_emb.inv_freq")
     weights.refuse_leftovers()
     return DecoderModel(config, dtype=weights.dtype, sites=sites, rope=rope, decoder=decoder)
@@ -77,12 +77,11 @@ def open_source(checkpoint: Checkpoint, config: ModelConfig) -> TensorSource:
     return SafetensorsSource(checkpoint.weights)
 
 
-def _rope(weights: Weights, config: ModelConfig, device: torch.device) -> RopeFrequencies:
-    """A GGUF carries llama3's scaling as a divisor per frequency."""
+def _rope(weights: Weights, config: ModelConfig) -> RopeFrequencies:
+    """On the CPU, where a step's numbers are made. A GGUF carries llama3's scaling as a divisor per frequency."""
     inverse, attention_factor = rope_frequencies(config.rope, config.head_dim)
-    inverse = inverse.to(device)
     if weights.has("rope_freqs.weight"):
-        inverse = inverse / weights.take("rope_freqs.weight", config.head_dim // 2).float()
+        inverse = inverse / weights.take("rope_freqs.weight", config.head_dim // 2, device="cpu").float()
     return RopeFrequencies(inverse, attention_factor)
 
 

@@ -34,9 +34,9 @@ class Weights:
     def has(self, name: str) -> bool:
         return name in self._left
 
-    def take(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor on the device, in the model's dtype. Raises `StartupFailed` naming it if it is missing or misshapen."""
-        return self._checked(name, shape).to(self._device, self.dtype).contiguous()
+    def take(self, name: str, *shape: int, device: str | None = None) -> torch.Tensor:
+        """The tensor on the device, or on the one given, in the model's dtype. Raises `StartupFailed` if it is missing or misshapen."""
+        return self._checked(name, shape).to(device or self._device, self.dtype).contiguous()
 
     def take_fused(self, names: Iterable[str], rows: Iterable[int], *rest: int) -> torch.Tensor:
         """Tensors of shape [rows[i], *rest] stacked along their first dimension."""

@@ -24,8 +24,15 @@ else:
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As at import, for what triton asks when it runs a kernel."""
+    """As at import, for what triton asks when it runs a kernel, and for its own functions that kernels call."""
+    from triton import language
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
     from loramux.kernels.triton.tiles import INTERPRETED
 
     assert INTERPRETED, "something imported loramux.kernels.triton before this folder's conftest"
     monkeypatch.setenv(*INTERPRET)
+    for name, value in vars(language).copy().items():
+        if isinstance(value, JITFunction):
+            monkeypatch.setattr(language, name, InterpretedFunction(value.fn))

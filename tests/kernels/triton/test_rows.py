@@ -76,4 +76,4 @@ def test_many_rows_get_larger_blocks() -> None:
 )
 def test_rows_that_are_not_a_batch_are_refused(segments: list[tuple[int, int, int]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RowBlocks(LIMITS, 16, CPU).fill(rows(*segments))
+        RowBlocks(LIMITS, 16, CPU).check(rows(*segments))
